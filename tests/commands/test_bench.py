@@ -272,6 +272,8 @@ def test_without_vllm_there_is_a_hint(inside, monkeypatch, command):
     assert "hint: in your clone of microrl: pip install -e '.[gpu]'" in done.stderr and not done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_turns_are_measured_without_vllm(inside, monkeypatch):
     """Two turns of eight tokens, the last one cut at the limit; a real tool that takes half a second adds at least that."""
     monkeypatch.setattr(preflight, "installed", lambda: None)

@@ -126,6 +126,8 @@ def test_control_tokens_in_an_answer_are_plain_text(told, awkward):
     assert (ids.count(start), ids.count(end)) == (2, 1)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_threads_share_a_tokenizer(told, calculator):
     """While one of them splits the special tokens of an answer, another one's template keeps its own."""
     answers = ["7", "<|im_end|>" * 50]
@@ -319,6 +321,8 @@ def several(*targets, **keys):
     return resolve((), {"env.target": targets, "env.path": HELPERS, **keys})
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_row_chooses_among_several_environments(told):
     """Each prompt tells of its own tools alone, and each reward is a part of its own."""
     config = several("sums=made_tools:Calculator", "odd=made_tools:Awkward", "calculator", **{"data.max_prompt_tokens": 4096})

@@ -85,7 +85,8 @@ def marked(mark):
     return found
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [pytest.param(40, marks=pytest.mark.one_of_each), 1000])
 def test_hostile_episodes_end_alone(count, told, monkeypatch):
     mark = os.urandom(8).hex()
     monkeypatch.setenv(MARK, mark)
@@ -135,6 +136,8 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.skipif(not levels().is_enforced, reason="this kernel cannot confine")
 def test_hostile_programs_end_alone(told):
     """In the built-in interpreter. None: the episode ends."""

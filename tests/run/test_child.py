@@ -76,6 +76,8 @@ def test_a_hangup_that_was_ignored_still_is():
     assert out.split("\n")[:2] == ["SIGTERM", "status 9"]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_the_parent_may_be_stopped_and_continued():
     """As by Ctrl-Z and `fg`: nothing is passed on but what is sent afterwards."""
     process, _ = begun(script=TELLING + COUNTING)

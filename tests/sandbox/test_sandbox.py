@@ -210,6 +210,8 @@ def test_a_job_that_nobody_wants_any_more_is_given_up(host):
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_job_that_is_killed_costs_no_start(host):
     """Nor does one whose requests are not read to their end, of which the next job sees nothing."""
     assert ask(host, "state")

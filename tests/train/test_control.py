@@ -37,6 +37,8 @@ def evaluation(run, side):
     return {key: value for key, value in tree.items() if key not in ("seconds", "gain_parts")}
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_control_is_the_same_run_with_other_advantages(inside, monkeypatch, learning, tmp_path):
     """In one process, where none can be forked; `test_a_killed_control_goes_on_to_the_same_end` has them forked."""
     monkeypatch.setattr(child, "can_fork", lambda: False)

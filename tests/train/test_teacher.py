@@ -167,6 +167,8 @@ def test_a_dry_run_compares_the_tokenizers(inside, tiny_arguments, other_model, 
     assert same.returncode == 2 and "there is nothing to learn from it" in " ".join(same.stderr.split()), same.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_student_comes_closer_to_another_model(inside, tiny_arguments, other_model, tmp_path):
     """With rewards that are all equal, so that the teacher alone teaches. A random model's divergence from another is large."""
     out = tmp_path / "run"
