@@ -98,7 +98,7 @@ def forget(folder: RunFolder, *, at_once: bool) -> None:
     made = failures(folder)
     if not made:
         return
-    age_s = clock.wall_s() - datetime.datetime.fromisoformat(made[-1].time).timestamp()
+    age_s = max(clock.wall_s() - datetime.datetime.fromisoformat(made[-1].time).timestamp(), 0.0)  # clocks are set back, too
     if at_once or age_s > FORGOTTEN_AFTER_S:
         (folder.path / FILE).unlink()
         folder.event("engine settings restored", f"the last failure of vLLM was {time_in_words(age_s / 3600)} ago", age_s=age_s)
