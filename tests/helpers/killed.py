@@ -38,8 +38,15 @@ PLACES = {
 }
 
 
+AT = "MICRORL_TEST_KILLED_AT"
+IS_APART = __name__ == "__mp_main__"
+
+
 def kill_at(place: str, count: int) -> None:
-    """Wrap the place's function: the call with this number runs, and behind it the process dies, locks, threads and all."""
+    """Wrap the place's function: the call with this number runs, and behind it the process dies, locks, threads and all.
+
+    With one that evaluates apart, the process that started it dies first.
+    """
     owner, name = PLACES[place]
     original, calls = getattr(owner, name), [0]
 
@@ -47,13 +54,19 @@ def kill_at(place: str, count: int) -> None:
         result = original(*arguments, **named)
         calls[0] += 1
         if calls[0] == count:
-            os.kill(os.getpid(), signal.SIGKILL)
+            for process in ([os.getppid()] if IS_APART else []) + [os.getpid()]:
+                os.kill(process, signal.SIGKILL)
         return result
 
     setattr(owner, name, wrapped)
 
 
+if IS_APART:
+    place, at = os.environ[AT].rsplit(" ", 1)
+    kill_at(place, int(at))
+
 if __name__ == "__main__":
+    os.environ[AT] = f"{sys.argv[1]} {sys.argv[2]}"
     kill_at(sys.argv[1], int(sys.argv[2]))
     sys.argv[1:3] = []
     from microrl.cli import main
