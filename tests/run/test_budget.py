@@ -137,17 +137,23 @@ def test_the_expected_number_of_steps_follows_the_pace_from_the_first_step_on(to
     assert forecast.expected(len(took_s), took_s[-1]) == expected
 
 
-def test_fewer_completions_than_a_validation_has_are_not_expected_to_be_faster():
-    """In one batch the longest completion decides: the evaluation of 4 took as long as the validation of 8 did."""
+def forecast_of(before):
+    """A forecast with this evaluation before training, and its budget, of an hour."""
     plan = SimpleNamespace(
         steps=10, step_s=5.0, save_s=0.1, validation_s=9.0, sft_step_s=1.0, evaluation_s=40.0, step_parts_s={"update": 1.0}
     )
+    budget = Budget(hours=1.0, steps=None, started=0.0, now=partial(next, count()))
+    forecast = Forecast(plan, budget, done=0)
+    forecast.evaluated(before)
+    return forecast, budget
+
+
+def test_fewer_completions_than_a_validation_has_are_not_expected_to_be_faster():
+    """In one batch the longest completion decides: the evaluation of 4 took as long as the validation of 8 did."""
     expected = {}
     for completions in (4, 8, 32, 80):
         before = SimpleNamespace(seconds=100.0, mean_length=10.0, right=[0.0] * (completions // 2), samples=2)
-        budget = Budget(hours=1.0, steps=None, started=0.0, now=partial(next, count()))
-        forecast = Forecast(plan, budget, done=0)
-        forecast.evaluated(before)
+        forecast, budget = forecast_of(before)
         forecast.validated(20.0, 8)
         forecast.stepped(0, 10.0)
         expected[completions] = budget.evaluation_s
@@ -158,12 +164,7 @@ def test_fewer_completions_than_a_validation_has_are_not_expected_to_be_faster()
 
 
 def test_the_final_evaluation_is_expected_to_be_slower_where_the_machine_has_become_slower():
-    plan = SimpleNamespace(
-        steps=10, step_s=5.0, save_s=0.1, validation_s=9.0, sft_step_s=1.0, evaluation_s=40.0, step_parts_s={"update": 1.0}
-    )
-    budget = Budget(hours=1.0, steps=None, started=0.0, now=partial(next, count()))
-    forecast = Forecast(plan, budget, done=0)
-    forecast.evaluated(SimpleNamespace(seconds=100.0, mean_length=10.0, right=[0.0] * 40, samples=2))
+    forecast, budget = forecast_of(SimpleNamespace(seconds=100.0, mean_length=10.0, right=[0.0] * 40, samples=2))
     steps, expected = count(), []
     for seconds, completions, length in [(40, 8, 10), (60, 8, 10), (30, 8, 10), (80, 8, 20), (160, 8, 20), (60, 4, 20)]:
         for _ in range(20):
@@ -177,12 +178,7 @@ def test_the_final_evaluation_is_expected_to_be_slower_where_the_machine_has_bec
 
 def test_a_mean_length_of_0_does_not_end_a_run():
     """An evaluation in which every completion is empty is all that is known when a run first validates."""
-    plan = SimpleNamespace(
-        steps=10, step_s=5.0, save_s=0.1, validation_s=9.0, sft_step_s=1.0, evaluation_s=40.0, step_parts_s={"update": 1.0}
-    )
-    budget = Budget(hours=1.0, steps=None, started=0.0, now=partial(next, count()))
-    forecast = Forecast(plan, budget, done=0)
-    forecast.evaluated(SimpleNamespace(seconds=100.0, mean_length=0.0, right=[0.0] * 40, samples=2))
+    forecast, budget = forecast_of(SimpleNamespace(seconds=100.0, mean_length=0.0, right=[0.0] * 40, samples=2))
     forecast.validated(40.0, 8)
     forecast.stepped(0, 1.0)
     assert budget.evaluation_s == 100.0
