@@ -18,7 +18,7 @@ SEEDS = 5
 """Seeds for which the answer says what they would detect; twice as many as there are, if there are so many."""
 LEVEL = 0.05
 """Adjusted p-value below which two methods are told apart."""
-ONE_WAY = "To compare them, evaluate each on the same new problems: microrl eval RUN --data FILE"
+ONE_WAY = "To compare them, evaluate each on the same unseen problems: microrl eval RUN --data FILE"
 POWER_Z = 1.2816
 """90 % quantile of the normal distribution: a difference is detected nine times in ten."""
 

@@ -202,7 +202,8 @@ def _slow_rewards(history: History) -> Iterator[Finding]:
     said = f"on average {waited_s:.1f} of the {step_s:.1f} s of a step were spent waiting for rewards after sampling had ended"
     functions = history.setting("reward.functions") or ()
     names = shown_text(" or ".join(f"`{one}`" for one in functions))
-    ends = f"lower reward.deadline_s (now {history.setting('reward.deadline_s')}), which ends the checks that take longest"
+    deadline_s = history.setting("reward.deadline_s")
+    ends = f"lower reward.deadline_s (now {deadline_s} s): slower checks are cut off, and their answers count as wrong"
     makes = f"make {names} faster" if names else ends
     yield Finding("slow rewards", said, makes)
 

@@ -74,10 +74,12 @@ def hardly_moved(history: History) -> Iterator[Finding]:
     full = [size * (max(all_rates) / rate) ** 2 for rate, size in zip(rates, sizes, strict=True) if rate > 0]
     if made <= 0 or not full or is_rising or max(made, FEW_UPDATES) ** 2 * max(*full, steered or 0.0) >= usual:
         return
-    said = f"an update moved the policy by {max(sizes):.1g} nats a token (the largest in {counted(len(sizes), 'measured step')})"
+    said = (
+        f"an update moved the policy by {max(sizes):.1g} nats per token (the largest of {counted(len(sizes), 'measured step')})"
+    )
     advice = f"start a new run with a higher {idle.rate_of(history.setting)}"
-    steering = "" if steered is not None else f", or with --step-kl {usual:g}, which steers the rate"
-    yield Finding("hardly moved", f"{said}, where a usual one moves it by {usual:g}", advice + steering, is_serious=True)
+    steering = "" if steered is not None else f", or with --step-kl {usual:g}, which adapts the learning rate"
+    yield Finding("hardly moved", f"{said}, while about {usual:g} is usual", advice + steering, is_serious=True)
 
 
 def no_update(history: History) -> Iterator[Finding]:

@@ -140,7 +140,7 @@ class RunFolder:
             hint = "wait for it, stop it, or choose another folder: --out DIR"
             raise UserError(f"another process{owner} is training in {self.path}", hint) from None
         except OSError as error:
-            hint = f"make it readable and writable, or copy all: cp -r {self.path} COPY"
+            hint = f"fix its permissions, or copy the run and use the copy: cp -r {self.path} COPY"
             raise UserError(f"cannot read and write {path}: {error.strerror}", hint) from error
 
     def unlock(self) -> None:

@@ -27,7 +27,7 @@ FAILED, REFUSED = "failed", "refused"
 """Events of an attempt that failed, and of one that the user's input made impossible: another would end as it did."""
 Status = Literal["waiting", "unfinished", "done", "stopped", "failed", "refused"]
 """Of a trial: not begun; begun and to be resumed; ended; ended by the guard; failed ATTEMPTS times; refused."""
-UNREADABLE = "make the file readable, or restore it from a copy, or start another sweep: --out DIR"
+UNREADABLE = "fix the file's permissions, restore it from a backup, or start another sweep: --out DIR"
 OVER: tuple[Status, ...] = ("done", "stopped", "failed", "refused")
 LOST: tuple[Status, ...] = ("failed", "refused")
 """Of trials that have no result and are not tried again."""

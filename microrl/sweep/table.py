@@ -17,7 +17,7 @@ from microrl.run.summary import NAME, Summary, read_if_there
 from microrl.sweep.folder import LOST, PlannedTrial, Status, SweepFolder
 from microrl.sweep.grid import SEED, SETTING, key_name
 
-SETTINGS_STAY = "a refused trial keeps its settings: where they are to blame, start another sweep; otherwise, "
+SETTINGS_STAY = "resuming uses the same settings again: if these were refused, start a new sweep; otherwise, "
 """Said before the advice to resume a sweep in which a trial was refused."""
 
 

@@ -105,7 +105,7 @@ def test_runs_without_a_problem_in_common_are_told_what_to_do(inside, tmp_path):
     elsewhere = made(tmp_path, "elsewhere", rank=64, bench="aime24", sha256="e" * 64)[0].run.path
     half = made(tmp_path, "half", rank=64, asked=slice(20), chosen=1)[0].run.path
     rest = made(tmp_path, "rest", asked=slice(20, None))[0].run.path
-    what_to_do = "To compare them, evaluate each on the same new problems: microrl eval RUN --data FILE."
+    what_to_do = "To compare them, evaluate each on the same unseen problems: microrl eval RUN --data FILE."
     done = inside("compare", one, elsewhere)
     assert f"on the same data with the same settings. {what_to_do}" in done.stderr and done.returncode == 0
     assert json.loads(inside("compare", one, elsewhere, "--json").stdout)["answer"]["pairs"] == []

@@ -586,7 +586,7 @@ def test_rewards_that_take_most_of_a_step_are_named(tmp_path):
     functions = {"reward.functions": ["mine:slow", "mine:other=0.5"]}
     slow = {"time/step": 7.0, "time/verify": 3.6}
     for number, (rows, config, advice) in enumerate([
-        (slow, functions, "make `mine:slow` or `mine:other=0.5` faster"), (slow, {}, "lower reward.deadline_s (now 5.0)"),
+        (slow, functions, "make `mine:slow` or `mine:other=0.5` faster"), (slow, {}, "lower reward.deadline_s (now 5.0 s)"),
         (slow | {"time/verify": 3.4}, functions, None),
     ]):  # fmt: skip
         found = history(tmp_path / str(number), rows=rows, config=config)
