@@ -30,10 +30,12 @@ EXAMPLES = """
   microrl compare runs/study                       [dim]a sweep, by setting[/]
 """
 HEAD = (
-    "method", "seeds", "benchmark", "settings", "metric", "value", "base", "base read leniently", "gain",
-    "gain: form, length, answer", "p", "against first", "p first", "$ a point", "note",
+    "method", "seeds", "benchmark", "settings", "metric", "<value", "<base", "<gain", "p", "<against first", "p first",
+    "<$ a point", "note",
 )  # fmt: skip
+HEAD_OF_PARTS = ("<gain by form", "<by length", "<by answer", "base read leniently")
 CAPTION = "in percent, with 95 % intervals over seeds and problems; p in brackets: adjusted for the number of comparisons (Holm)"
+CAPTION_OF_PARTS = "where the gain comes from, in percentage points: see `microrl guide report`"
 
 
 def compare(
@@ -159,7 +161,7 @@ def _print_contrasts(contrasts: Sequence[Contrast]) -> None:
 def _cells(row: Row) -> list[str]:
     from microrl.evaluation.result import in_clusters
 
-    value = f"{100 * row.value.mean:.2f}" + (f" ± {100 * row.spread:.2f}" if row.spread else "")
+    value = f"{100 * row.value.mean:.1f}" + (f" ± {100 * row.spread:.1f}" if row.spread else "")
     if row.source is None:
         value = _interval(row.value)
     per_point = ""
@@ -173,10 +175,8 @@ def _cells(row: Row) -> list[str]:
         row.settings,
         row.metric,
         value,
-        "" if row.base is None else f"{100 * row.base:.2f}",
-        "" if row.base_lenient is None else f"{100 * row.base_lenient:.2f}",
+        "" if row.base is None else f"{100 * row.base:.1f}",
         "" if row.gain is None else _interval(row.gain, "+"),
-        _parts(row),
         _p(row.p, row.p_adjusted),
         "" if row.against_first is None else _interval(row.against_first, "+"),
         _p(row.p_first, row.p_first_adjusted),
@@ -185,10 +185,10 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _parts(row: Row) -> str:
-    """The parts of the gain; a dash for the form of answers that have no lenient reading."""
-    given = _estimates(row).values()
-    return "; ".join("-" if part is None else _interval(part, "+") for part in given) if any(given) else ""
+def _cells_of_parts(row: Row) -> list[str]:
+    """The parts of the gain, and the base read leniently; empty where a row does not have them."""
+    lenient = "" if row.base_lenient is None else f"{100 * row.base_lenient:.1f}"
+    return [*("" if part is None else _interval(part, "+") for part in _estimates(row).values()), lenient]
 
 
 def _estimates(row: Row) -> dict[str, Estimate | None]:
@@ -200,7 +200,7 @@ def _estimates(row: Row) -> dict[str, Estimate | None]:
 
 def _p(p: float | None, adjusted: float | None) -> str:
     """A p-value, and the one that is adjusted for the number of comparisons where there are several."""
-    return "" if p is None else f"{p:.3g}" + (f" ({adjusted:.3g})" if adjusted is not None and adjusted != p else "")
+    return "" if p is None else f"{p:.2g}" + (f" ({adjusted:.2g})" if adjusted is not None and adjusted != p else "")
 
 
 def _note(row: Row) -> str:
@@ -209,20 +209,25 @@ def _note(row: Row) -> str:
 
 
 def _interval(estimate: Estimate, sign: str = "") -> str:
-    return estimate.text(f"{sign}.2f", 100)
+    return estimate.text(f"{sign}z.1f", 100)  # z: no -0.0
 
 
 def _shown(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The head and the cells of the columns in which something stands."""
+    """The head and the cells of the columns in which something stands, for a document."""
     from microrl.plan.show import filled
 
-    return filled(HEAD, [_cells(row) for row in rows])
+    head, lines = filled(HEAD + HEAD_OF_PARTS, [_cells(row) + _cells_of_parts(row) for row in rows])
+    return [name.lstrip("<") for name in head], lines
 
 
 def _table(rows: Sequence[Row]) -> str:
-    from microrl.plan.show import WIDE, as_text, table
+    """A table of the accuracies, and one of where their gains come from."""
+    from microrl.plan.show import WIDE, as_text, filled, table
 
-    return as_text(table(*_shown(rows), caption=CAPTION), WIDE)
+    tables = [as_text(table(*filled(HEAD, [_cells(row) for row in rows]), caption=CAPTION), WIDE)]
+    if parts := [[row.method, row.benchmark, *cells] for row in rows if any(cells := _cells_of_parts(row))]:
+        tables.append(as_text(table(*filled(("method", "benchmark", *HEAD_OF_PARTS), parts), caption=CAPTION_OF_PARTS), WIDE))
+    return "\n\n".join(tables)
 
 
 def _markdown(rows: Sequence[Row]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.measure import measure_renderables
 from rich.table import Table
 from rich.text import Text
 
@@ -15,8 +16,8 @@ from microrl.plan.plan import Plan
 from microrl.plan.workload import LENGTH_FRACTION
 from microrl.terminal import counted, printable
 
-PIPE_WIDTH, WIDE = 120, 200
-"""Characters per line without a terminal, and of a wide table."""
+PIPE_WIDTH, WIDE, WIDEST = 120, 200, 10_000
+"""Characters per line without a terminal, of a wide table, and where nothing is broken."""
 NAMES = (
     "useful/h: groups (the completions of one prompt) with unequal rewards per hour of training steps, an assumption. merge, "
     "swap: s/step with each way of weight sync; a run that may take both measures them in its first steps."
@@ -285,9 +286,20 @@ def as_text(content: RenderableType, pipe_width: int = PIPE_WIDTH) -> str:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = pipe_width
+    if isinstance(content, Table) and _least_width(content, console) > console.width:
+        for column in content.columns:  # cells that are not broken would be cut off
+            column.no_wrap = False
     with console.capture() as captured:
         console.print(content, markup=False)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _least_width(table: Table, console: Console) -> int:
+    """Characters per line below which a cell is cut off or a word is broken."""
+    wide = console.options.update(max_width=WIDEST)
+    widths = [measure_renderables(console, wide, [column.header, *column.cells]) for column in table.columns]
+    cells = (width.maximum if column.no_wrap else width.minimum for width, column in zip(widths, table.columns, strict=True))
+    return sum(cells) + 2 * (len(widths) - 1)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str | None = None) -> Table:

@@ -298,7 +298,7 @@ def test_several_comparisons_are_adjusted_for_their_number(inside, tmp_path):
     assert rows[3].p_first_adjusted == pytest.approx(3 * firsts[3]) and rows[2].p_first_adjusted > firsts[2]
     paths = [entry.run.path for entry in entries]
     table = inside("compare", *paths, "--no-published").stdout
-    assert "p first" in table and f"{firsts[2]:.3g} ({rows[2].p_first_adjusted:.3g})" in table
+    assert "p first" in table and f"{firsts[2]:.2g} ({rows[2].p_first_adjusted:.2g})" in table
     (line, *_) = csv.DictReader(io.StringIO(inside("compare", *paths[2:], "--as", "csv", "--no-published").stdout))
     assert line["p_adjusted"] and line["p_first_adjusted"] == ""
 
@@ -369,5 +369,6 @@ def test_the_parts_of_the_gain_have_columns(tmp_path, inside):
     ends = row["gain_parts_ci95"]
     assert all(low < mean < high for mean, (low, high) in zip(row["gain_parts"].values(), ends.values(), strict=True))
     cells = [(100 * mean, *(100 * end for end in ends[name])) for name, mean in row["gain_parts"].items()]
-    texts = [f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]" for mean, low, high in cells]
-    assert "; ".join(texts) in inside("compare", *runs, "--as", "markdown").stdout
+    texts = [f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" for mean, low, high in cells]
+    assert " | ".join(texts) in inside("compare", *runs, "--as", "markdown").stdout
+    assert "  ".join(texts) in inside("compare", *runs).stdout, "the second table"
