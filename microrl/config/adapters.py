@@ -143,7 +143,7 @@ class MissConfig(RankedConfig):
         return self.rank * linear.n_out
 
     def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
-        return self._saved_products(linears)
+        return self._saved_products(network, linears)
 
 
 class VeraConfig(RankedConfig):
@@ -160,7 +160,7 @@ class VeraConfig(RankedConfig):
         return self.rank + linear.n_out
 
     def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
-        return self._saved_products(linears) + 4 * sum(linear.n_out for linear in linears)
+        return self._saved_products(network, linears) + 4 * sum(linear.n_out for linear in linears)
 
 
 class Ia3Config(TargetedConfig):
@@ -188,7 +188,7 @@ class LnConfig(BaseAdapterConfig):
     kind: Literal["ln"] = "ln"
 
     def trained(self, network: NetworkSize, linears: Sequence[Linear]) -> int:
-        return network.layers * network.norms_a_layer + network.hidden
+        return network.norms
 
     def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         return dtype_bytes * network.norms_a_layer
@@ -296,12 +296,12 @@ class TinyLoraConfig(RankedConfig):
 
     def trained(self, network: NetworkSize, linears: Sequence[Linear]) -> int:
         """As many vectors as PEFT deals out to the layers that share them."""
-        layers = network.layers * len(linears)
+        layers = sum(linear.count for linear in linears)
         wanted = max(1, round(layers * (1 - self.tying)))
         return self.size * min((layers - 1) // max(1, layers // wanted) + 1, wanted)
 
     def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
-        return self._saved_products(linears)
+        return self._saved_products(network, linears)
 
 
 AdapterConfig = Annotated[

@@ -7,7 +7,6 @@ from planned import planned
 
 from microrl.commands import published
 from microrl.config import known_models
-from microrl.plan.source import CONFIGS
 from microrl.plan.starting_models import MIN_STEPS
 
 DAY = ("plan", "--starts", "--gpu", "a40", "--hours", "24")
@@ -31,8 +30,10 @@ def test_each_start_is_planned_as_a_run_from_it_would_be(inside):
     math = starts["Qwen2.5-7B-Instruct"]
     twice = planned(budget__hours=24.0, model__name="Qwen2.5-7B-Instruct", sets=["sampling.prompts_per_step=32"])
     assert math["prompts_per_step"] == 16 and math["steps"] >= MIN_STEPS > twice.steps
-    assert {*starts, *listed["too_large"], *listed["impossible"], *listed["unknown_shape"]} == set(known_models.MODELS)
-    assert not set(listed["unknown_shape"]) & set(CONFIGS)
+    assert {*starts, *listed["too_large"], *listed["impossible"]} == set(known_models.MODELS) and listed["unknown_shape"] == []
+    hybrid = starts["LFM2.5-1.2B-Instruct"]
+    plan = planned(budget__hours=24.0, model__name="LFM2.5-1.2B-Instruct", sets=["sampling.prompts_per_step=64"])
+    assert (hybrid["prompts_per_step"], hybrid["steps"], hybrid["step_s"]) == (64, plan.steps, plan.step_s)
 
 
 def test_what_is_set_is_kept_and_what_does_not_fit_is_named(inside):
