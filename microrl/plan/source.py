@@ -159,9 +159,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma-4-E4B-it": _gemma4(2560, 10240, 42, 2, 18),
     "gemma-3-1b-it": _config("gemma3_text", 1152, 6912, 26, 4, 1, 262144, 32768, tied=True, head_dim=256),
 }
-"""Known models by the end of their hub ids, as far as a `config.json` there decides a size. Of models with parts for images or
-sound, the language model.
+"""Known models by the end of their hub ids, as far as a `config.json` there decides a size. Of those that also see or hear, it is
+the language model.
 
-Qwen3.5's are from its model cards ("Model Overview"). Each of the last but one six counts as many parameters as others found in
-the files.
+Sources for hybrids: Qwen3.5's model cards ("Model Overview"). LFM2.5 has the sizes of LFM2-1.2B
+(huggingface.co/FastFlowLM/LFM2-1.2B-NPU2). Gemma 4: github.com/google/gemma.cpp/pull/919, and what public tests of other programs
+copy from its `config.json`. Each has exactly as many parameters as others count.
 """

@@ -124,6 +124,7 @@ def test_the_files_of_the_hub_have_the_shapes_that_ship():
     kinds = ["full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)]
     file = {**lfm, "layer_types": kinds, "intermediate_size": 8192, "block_ff_dim": 12288, "tie_embedding": True}
     assert Shape.from_config(file) == shape_of("LFM2.5-1.2B-Instruct")
+    assert not Shape.from_config({**file, "tie_embedding": False}).tied
     exact = {**file, "block_ff_dim": 8192, "block_auto_adjust_ff_dim": False}
     assert Shape.from_config(exact) == shape_of("LFM2.5-1.2B-Instruct")
 

@@ -7,6 +7,7 @@ from planned import planned
 
 from microrl.commands import published
 from microrl.config import known_models
+from microrl.plan.source import CONFIGS
 from microrl.plan.starting_models import MIN_STEPS
 
 DAY = ("plan", "--starts", "--gpu", "a40", "--hours", "24")
@@ -49,6 +50,12 @@ def test_what_is_set_is_kept_and_what_does_not_fit_is_named(inside):
 def test_a_model_that_is_too_short_is_not_called_too_large(inside):
     listed = json.loads(inside("plan", "best-24h", "--starts", "--gpu", "a40", "--json").stdout)
     assert "exceed the model's 4096 positions" in listed["impossible"]["Qwen2.5-Math-1.5B"] and listed["too_large"] == []
+
+
+def test_a_known_model_without_a_shape_is_named(inside, monkeypatch):
+    monkeypatch.delitem(CONFIGS, "gemma-4-E4B-it")
+    done = inside("plan", "--starts", "--gpu", "a40")
+    assert "Not compared, because their exact shape is not known: gemma-4-E4B-it." in done.stdout
 
 
 def test_the_page_says_where_each_figure_stands(inside):
