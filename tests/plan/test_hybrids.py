@@ -11,6 +11,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta
 
 from microrl.adapters.attach import attach
 from microrl.config import resolve
+from microrl.config.adapters import KINDS
 from microrl.config.schema import LoraConfig
 from microrl.errors import UserError
 from microrl.plan import Shape, make, memory
@@ -36,6 +37,18 @@ def test_a_sequence_keeps_what_transformers_keeps(model_type):
         assert shape.row_bytes(tokens, 4) == kept_bytes(cache)
 
 
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=[] if name == "qwen3_5_text" else pytest.mark.slow) for name in HYBRID]
+)
+def test_every_adapter_trains_what_is_counted(model_type):
+    for kind in ("lora", "vera", "tinylora", "ln", "full"):
+        model, config = tiny(model_type), KINDS[kind]
+        adapter = config.model_validate({"rank": 4} if "rank" in config.model_fields else {})
+        attached = attach(model, adapter, seed=0)
+        counted = Shape.from_config(model.config.to_dict()).trainable(adapter)
+        assert counted == sum(parameter.numel() for parameter in attached.parameters.values()), kind
+
+
 def test_keys_values_and_states_by_hand():
     """Two bytes an element; a delta network's state has four."""
     qwen, lfm = shape_of("Qwen3.5-0.8B"), shape_of("LFM2.5-1.2B-Instruct")
@@ -54,14 +67,13 @@ def test_the_plan_has_room_for_the_states_and_moves_them():
     assert any("gated delta networks" in note for note in plan.notes)
     assert not any("gated delta" in note for note in planned("micro-r64", model__name="LFM2.5-1.2B-Instruct").notes)
     shape = shape_of("Qwen3.5-0.8B")
-    seconds = [planned_s(shape), planned_s(replace(shape, delta_layers=0))]
+    seconds = [of(one).step_parts_s["generate"] for one in (shape, replace(shape, delta_layers=0))]
     moved = 2 * 18 * 16 * 128 * 128 * 4  # read and written for every token
     assert seconds[0] - seconds[1] == pytest.approx(128 * 1792 * moved / (696e9 * 0.72), rel=1e-3)
 
 
-def planned_s(shape: Shape) -> float:
-    """Seconds of a step's sampling."""
-    return make(resolve(["micro-r64"], {"engine.sync": "merge"}), shape, A40).step_parts_s["generate"]
+def of(shape: Shape):
+    return make(resolve(["micro-r64"], {"engine.sync": "merge"}), shape, A40)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +149,11 @@ def test_what_is_not_known_is_said():
             Shape.from_config({**CONFIGS["gemma-4-E4B-it"], **damage})
 
 
-def test_launching_the_chunks_takes_time():
-    """37 operations for every 64 tokens of a mean row, in each of 18 layers and each micro-batch."""
-    plan = planned("micro-r64", model__name="Qwen3.5-0.8B")
-    row = 0.3 * 512 + 1792
+def test_the_delta_rule_takes_operations_and_launches():
+    """Three products of each head's state, and 37 operations for every 64 tokens of a mean row in each micro-batch."""
+    shape, row = shape_of("Qwen3.5-0.8B"), 0.3 * 512 + 1792
+    plan, without = of(shape), of(replace(shape, delta_layers=0))
     passes = 128 * row / plan.micro_batch_tokens
     assert plan.update_parts_s["launches"] == pytest.approx(passes * (24 * 3e-3 + 18 * row / 64 * 37 * 15e-6), rel=1e-3)
+    more = plan.update_parts_s["base products"] - without.update_parts_s["base products"]
+    assert more == pytest.approx(128 * row * 3.5 * 3 * 2 * 18 * 16 * 128 * 128 / (122e12 * 0.75), rel=0.01)
