@@ -37,9 +37,7 @@ def test_a_sequence_keeps_what_transformers_keeps(model_type):
         assert shape.row_bytes(tokens, 4) == kept_bytes(cache)
 
 
-@pytest.mark.parametrize(
-    "model_type", [pytest.param(name, marks=[] if name == "qwen3_5_text" else pytest.mark.slow) for name in HYBRID]
-)
+@pytest.mark.parametrize("model_type", HYBRID)
 def test_every_adapter_trains_what_is_counted(model_type):
     for kind in ("lora", "vera", "tinylora", "ln", "full"):
         model, config = tiny(model_type), KINDS[kind]
