@@ -26,10 +26,10 @@ MANY = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear layer that every decoder layer of a network has. The network need not exist."""
+    """Linear layers of a network that are alike. The network need not exist."""
 
-    path: str
-    """Its name inside a decoder layer, such as `self_attn.q_proj`."""
+    names: tuple[str, ...]
+    """Such as `model.layers.0.self_attn.q_proj`."""
     n_in: int
     n_out: int
     bias: bool = False
@@ -37,10 +37,15 @@ class Linear:
     @property
     def kind(self) -> str:
         """The name that `adapter.targets` takes."""
-        return kind_of(self.path)
+        return kind_of(self.names[0])
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
 
     @property
     def parameters(self) -> int:
+        """Of one of them."""
         return self.n_in * self.n_out + (self.n_out if self.bias else 0)
 
 
@@ -53,6 +58,8 @@ class NetworkSize(Protocol):
     def hidden(self) -> int: ...
     @property
     def parameters(self) -> int: ...
+    @property
+    def norms(self) -> int: ...
     @property
     def norms_a_layer(self) -> int: ...
     @property
@@ -100,7 +107,7 @@ class BaseAdapterConfig(Section):
         """How the engine gets it, for display."""
         return "as merged weights" if self.pair_rank is None else f"as a LoRA pair of rank {self.pair_rank}"
 
-    # ---- what it takes: for the plan. `linears` are the layers of one decoder layer that it changes.
+    # ---- what it takes: for the plan. `linears` are those that it changes.
 
     def trained_in(self, linear: Linear) -> int:
         """Parameters that it trains for one linear layer."""
@@ -108,7 +115,7 @@ class BaseAdapterConfig(Section):
 
     def trained(self, network: NetworkSize, linears: Sequence[Linear]) -> int:
         """Parameters that it trains in the whole network."""
-        return network.layers * sum(map(self.trained_in, linears))
+        return sum(linear.count * self.trained_in(linear) for linear in linears)
 
     def frozen_in(self, linear: Linear) -> int:
         """Elements that it keeps for one linear layer beside what it trains."""
@@ -119,13 +126,14 @@ class BaseAdapterConfig(Section):
 
         What is not one product with its base keeps, in fp32: inputs (of a narrower base a copy each) and rank products.
         """
-        return self._saved_inputs(network, linears, dtype_bytes) + self._saved_products(linears)
+        return self._saved_inputs(network, linears, dtype_bytes) + self._saved_products(network, linears)
 
     def _saved_inputs(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
-        return 4 * (sum(linear.n_in for linear in linears) if dtype_bytes < 4 else network.distinct_inputs)
+        inputs = sum(linear.count * linear.n_in for linear in linears) // network.layers
+        return 4 * (inputs if dtype_bytes < 4 else network.distinct_inputs)
 
-    def _saved_products(self, linears: Sequence[Linear]) -> int:
-        return 4 * getattr(self, "rank", 0) * len(linears)
+    def _saved_products(self, network: NetworkSize, linears: Sequence[Linear]) -> int:
+        return 4 * getattr(self, "rank", 0) * sum(linear.count for linear in linears) // network.layers
 
 
 class TargetedConfig(BaseAdapterConfig):
@@ -189,8 +197,8 @@ class LowRankConfig(RankedConfig):
         """One product with its base keeps inputs and, unless it is merged, rank products in the base's type."""
         if not self.is_one_product:
             return super().saved_bytes(network, linears, dtype_bytes)
-        beside = [linear for linear in linears if dtype_bytes < 4 or not self.is_merged(linear)]
-        return dtype_bytes * (network.distinct_inputs + self.extra_rank * len(beside))
+        beside = sum(linear.count for linear in linears if dtype_bytes < 4 or not self.is_merged(linear))
+        return dtype_bytes * (network.distinct_inputs + self.extra_rank * beside // network.layers)
 
 
 class ResidualConfig(LowRankConfig):

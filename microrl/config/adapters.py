@@ -87,7 +87,8 @@ class DoraConfig(LowRankConfig):
         return super().trained_in(linear) + linear.n_out
 
     def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
-        return super().saved_bytes(network, linears, dtype_bytes) + (dtype_bytes + 4) * sum(linear.n_out for linear in linears)
+        outputs = sum(linear.count * linear.n_out for linear in linears) // network.layers
+        return super().saved_bytes(network, linears, dtype_bytes) + (dtype_bytes + 4) * outputs
 
 
 class AdaLoraConfig(LowRankConfig):
@@ -143,7 +144,7 @@ class MissConfig(RankedConfig):
         return self.rank * linear.n_out
 
     def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
-        return self._saved_products(linears)
+        return self._saved_products(network, linears)
 
 
 class VeraConfig(RankedConfig):
@@ -160,7 +161,8 @@ class VeraConfig(RankedConfig):
         return self.rank + linear.n_out
 
     def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
-        return self._saved_products(linears) + 4 * sum(linear.n_out for linear in linears)
+        outputs = sum(linear.count * linear.n_out for linear in linears) // network.layers
+        return self._saved_products(network, linears) + 4 * outputs
 
 
 class Ia3Config(TargetedConfig):
@@ -176,7 +178,10 @@ class Ia3Config(TargetedConfig):
         return linear.n_in if linear.kind == "down_proj" else linear.n_out
 
     def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
-        return sum(4 * linear.n_in if linear.kind == "down_proj" else dtype_bytes * linear.n_out for linear in linears)
+        down = [linear for linear in linears if linear.kind == "down_proj"]
+        others = [linear for linear in linears if linear.kind != "down_proj"]
+        inputs, outputs = sum(one.count * one.n_in for one in down), sum(one.count * one.n_out for one in others)
+        return (4 * inputs + dtype_bytes * outputs) // network.layers
 
 
 class LnConfig(BaseAdapterConfig):
@@ -188,7 +193,7 @@ class LnConfig(BaseAdapterConfig):
     kind: Literal["ln"] = "ln"
 
     def trained(self, network: NetworkSize, linears: Sequence[Linear]) -> int:
-        return network.layers * network.norms_a_layer + network.hidden
+        return network.norms
 
     def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         return dtype_bytes * network.norms_a_layer
@@ -296,12 +301,12 @@ class TinyLoraConfig(RankedConfig):
 
     def trained(self, network: NetworkSize, linears: Sequence[Linear]) -> int:
         """As many vectors as PEFT deals out to the layers that share them."""
-        layers = network.layers * len(linears)
+        layers = sum(linear.count for linear in linears)
         wanted = max(1, round(layers * (1 - self.tying)))
         return self.size * min((layers - 1) // max(1, layers // wanted) + 1, wanted)
 
     def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
-        return self._saved_products(linears)
+        return self._saved_products(network, linears)
 
 
 AdapterConfig = Annotated[

@@ -45,7 +45,7 @@ class KnownModel(NamedTuple):
     hub_id: str
     licence: str | None = None
     context: int | None = None
-    """The longest sequence in tokens, where `microrl.plan.source` has no configuration that says it."""
+    """The longest sequence in tokens, where it is not that of the configuration in `microrl.plan.source`."""
     thinking: Literal["on", "off"] | None = None
     """What the chat template's `enable_thinking` is by default; None: it has no such switch, or its default is not known."""
     is_gated: bool = False
@@ -77,9 +77,9 @@ MODELS = {
         KnownModel("Qwen/Qwen3-4B", APACHE, thinking="on", limit=POLARIS),
         KnownModel("Qwen/Qwen3-4B-Instruct-2507", APACHE),
         KnownModel("Qwen/Qwen3-4B-Thinking-2507", APACHE),
-        KnownModel("Qwen/Qwen3.5-0.8B", APACHE, 262_144, thinking="off"),
-        KnownModel("Qwen/Qwen3.5-2B", APACHE, 262_144, thinking="off"),
-        KnownModel("Qwen/Qwen3.5-4B", APACHE, 262_144),
+        KnownModel("Qwen/Qwen3.5-0.8B", APACHE, thinking="off"),
+        KnownModel("Qwen/Qwen3.5-2B", APACHE, thinking="off"),
+        KnownModel("Qwen/Qwen3.5-4B", APACHE),
         KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "mit", limit=JUSTRL),
         KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "mit", limit=PEFT),
         KnownModel("agentica-org/DeepScaleR-1.5B-Preview", "mit", limit=DEEPSCALER),
@@ -89,7 +89,7 @@ MODELS = {
         KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct", APACHE),
         KnownModel("HuggingFaceTB/SmolLM3-3B", APACHE, thinking="on"),
         KnownModel("LiquidAI/LFM2.5-1.2B-Instruct", "lfm1.0", 32_768),
-        KnownModel("google/gemma-4-E2B-it", APACHE, 131_072, thinking="off"),
+        KnownModel("google/gemma-4-E2B-it", APACHE, thinking="off"),
         KnownModel("google/gemma-4-E4B-it", APACHE, thinking="off"),
         KnownModel("meta-llama/Llama-3.2-1B-Instruct", "llama3.2", is_gated=True, limit=MICRO),
         KnownModel("meta-llama/Llama-3.2-3B-Instruct", "llama3.2", is_gated=True),

@@ -233,6 +233,11 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
         remarks.append(
             f"the estimate includes that the update recomputes the prompt for each completion of a hybrid model{apart}"
         )
+    if work.shape.delta is not None and not work.device.is_cpu:
+        remarks.append(
+            "the update is estimated as transformers' own code computes gated delta networks: for each 64 tokens it goes over "
+            "the whole sequence again. flash-linear-attention has faster kernels; microrl was not tested with them"
+        )
     if steps == 0 and not config.sft.only and sizes.fits(room):
         remarks.append("the budget is too small for loading, two evaluations and one step: increase --hours")
     if (start_s := roofline.start_s(work)) > LONG_START_S:

@@ -53,13 +53,13 @@ def swap(work: Workload) -> Way:
     outputs are read and written.
     """
     rank, targets = work.config.adapter.pair_rank or 0, work.shape.targets(work.config.adapter)
-    moved = sum(2 * rank + linear.n_in + 2 * linear.n_out for linear in targets)
+    moved = sum(linear.count * (2 * rank + linear.n_in + 2 * linear.n_out) for linear in targets)
     return Way(
         "swap",
         sync_s=efficiency.PROBE_S,
         step_bytes=float(rank * work.adapter_sides * work.dtype_bytes),
-        step_s=2 * len(targets) * work.shape.layers * efficiency.GRAPH_KERNEL_S,
-        token_bytes=float(work.shape.layers * moved * work.dtype_bytes),
+        step_s=2 * sum(linear.count for linear in targets) * efficiency.GRAPH_KERNEL_S,
+        token_bytes=float(moved * work.dtype_bytes),
         token_flops=2.0 * rank * work.adapter_sides,
     )
 
@@ -83,7 +83,7 @@ def rollout(work: Workload, rows: float, limit: int) -> Rollout:
 
 
 def decode_s(work: Workload, rates: Rates, sizes: Memory, way: Way, asked: Rollout) -> float:
-    """Seconds of sampling. Each decode step reads the weights once, and every row's keys and values."""
+    """Seconds of sampling. Each decode step reads the weights once, and every row's keys and values; states it also writes."""
     shape, tokens = work.shape, asked.rows * asked.mean
     crowd = max(asked.rows / sizes.concurrency, 1.0)
     # vLLM fills a place as soon as it is free; the other engine decodes wave after wave, each to its longest.
@@ -93,11 +93,11 @@ def decode_s(work: Workload, rates: Rates, sizes: Memory, way: Way, asked: Rollo
     arithmetic = (2 * computing + way.token_flops) * tokens / rates.decode
     if not work.has_vllm and work.dtype_bytes < 4:
         arithmetic += 2 * shape.products(work.config.adapter) * tokens / rates.fp32
-    moved = (asked.prompt + asked.mean / 2) * shape.kv_bytes(work.dtype_bytes) + way.token_bytes
+    kept = shape.row_bytes(asked.prompt + asked.mean / 2, work.dtype_bytes) + shape.state_bytes(work.dtype_bytes)
     prefill = 2 * shape.body * asked.prompts * asked.prompt / rates.decode
     rows = tokens * efficiency.ROW_S if work.has_vllm else 0.0
     overhead = steps * (_step_s(work) + way.step_s) + rows
-    return max(reading, arithmetic) + tokens * moved / rates.decode_bytes + prefill + overhead
+    return max(reading, arithmetic) + tokens * (kept + way.token_bytes) / rates.decode_bytes + prefill + overhead
 
 
 def _step_s(work: Workload) -> float:

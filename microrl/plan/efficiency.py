@@ -41,6 +41,8 @@ STREAM_BANDWIDTH = 0.7
 """Of the data sheet: element by element operations."""
 UPDATE_LAYER_S = 3e-3
 """Launching a layer's kernels of a micro-batch, forward and backward."""
+DELTA_CHUNK_S = 37 * 15e-6
+"""Launching 37 operations for every 64 tokens of a row in a gated delta network; a layer's 195 others take `UPDATE_LAYER_S`."""
 TOUCHES = 3
 """How often each saved activation is written or read in a pass forward and backward, by adapters that PEFT computes."""
 MASTER_TOUCHES = 2 * 6 + 6

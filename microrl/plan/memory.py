@@ -44,12 +44,14 @@ def saved_bytes(adapter: BaseAdapterConfig, shape: Shape, *, dtype_bytes: int, l
 
     With the base frozen its linear layers keep nothing. What is kept: each norm its input in fp32; attention the queries, the
     keys and values repeated for every query head, its output, and a row of the mask; the gated MLP three tensors of its
-    inner width; and what the adapter keeps.
+    inner width; and what the adapter keeps. Where layers differ it is their mean.
     """
-    queries = shape.heads * shape.head_dim
     norms = shape.norms_a_layer // shape.hidden * 4 * shape.hidden
-    attention_and_mlp = dtype_bytes * (4 * queries + 3 * shape.intermediate + length) + 4 * (shape.heads + 2)
-    return norms + attention_and_mlp + adapter.saved_bytes(shape, shape.targets(adapter), dtype_bytes)
+    mixed = dtype_bytes * (4 * shape.queries + shape.saved + shape.attending * length) + 4 * shape.attending * shape.heads
+    if shape.delta is not None:
+        mixed += shape.delta_layers * shape.delta.saved_bytes(dtype_bytes)
+    mlp = dtype_bytes * 3 * shape.intermediate + 4 * 2
+    return norms + mixed // shape.layers + mlp + adapter.saved_bytes(shape, shape.targets(adapter), dtype_bytes)
 
 
 def micro_batch_tokens(
@@ -176,8 +178,8 @@ def _packed(work: Workload) -> float:
 
 
 def min_cache(work: Workload) -> float:
-    """Bytes of one completion's keys and values at its longest."""
-    return float((work.longest_row + TWO_BLOCKS_TOKENS) * work.shape.kv_bytes(work.dtype_bytes))
+    """Bytes of one completion's keys and values, and of its state, at its longest."""
+    return float(work.shape.row_bytes(work.longest_row + TWO_BLOCKS_TOKENS, work.dtype_bytes))
 
 
 def _positive(parts: dict[str, float]) -> dict[str, float]:
@@ -228,7 +230,7 @@ def _handed_over(work: Workload) -> float:
 def _targeted(work: Workload) -> float:
     """Bytes of the weights that the adapter changes, in the base's type."""
     chosen = work.shape.targets(work.config.adapter)
-    return float(work.dtype_bytes * work.shape.layers * sum(linear.n_in * linear.n_out for linear in chosen))
+    return float(work.dtype_bytes * sum(linear.count * linear.n_in * linear.n_out for linear in chosen))
 
 
 def _sleep_level(work: Workload) -> str | int | None:
@@ -260,9 +262,10 @@ def _micro_batch(work: Workload, left: float) -> int:
 
 def _concurrency(work: Workload, cache: float) -> float:
     """Completions that decode together, at their mean length and with half a block unfilled."""
-    per_row = (work.prompt + LENGTH_FRACTION * work.limit + TWO_BLOCKS_TOKENS / 4) * work.shape.kv_bytes(work.dtype_bytes)
+    tokens = work.prompt + LENGTH_FRACTION * work.limit + TWO_BLOCKS_TOKENS / 4
     if not work.has_vllm:  # room is set aside for each at its longest
-        per_row = (work.prompt + work.limit) * work.shape.kv_bytes(work.dtype_bytes)
+        tokens = work.prompt + work.limit
+    per_row = work.shape.row_bytes(tokens, work.dtype_bytes)
     evaluated = work.config.evaluation.problems * work.config.evaluation.samples
     most = most_rows(work.config) if work.has_vllm else max(work.rows, evaluated)
     return max(1.0, min(cache / per_row, most))

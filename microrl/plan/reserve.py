@@ -105,7 +105,7 @@ def served(config: RunConfig, shape: Shape, dtype_bytes: int, length: int, capab
         head_bytes=4 if config.model.head_dtype == "float32" else dtype_bytes,
         rows=most_rows(config),
         length=length,
-        row_bytes=tokens * shape.kv_bytes(dtype_bytes),
+        row_bytes=shape.row_bytes(tokens, dtype_bytes),
         rank=rank,
         wrapped=_products(shape.targets(config.adapter)) if rank else 0,
         loads_weights=sync != "swap",

@@ -15,6 +15,7 @@ from microrl.plan import efficiency, memory, starts
 from microrl.plan.calibration import Point
 from microrl.plan.decoding import Rollout, Way, decode_s, merge, rollout, swap, ways
 from microrl.plan.efficiency import Rates
+from microrl.plan.layers import CHUNK
 from microrl.plan.memory import Memory
 from microrl.plan.workload import LENGTH_FRACTION, Workload
 
@@ -154,13 +155,15 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
     # On a CPU the rates, which are measured, contain them.
     logits = 0.0 if on_cpu else completion * work.shape.vocab * 4 * efficiency.LOGIT_TOUCHES
     optimizer = 0.0 if on_cpu else 2 * memory.BYTES_A_TRAINED_PARAMETER * work.trained
+    launching = work.shape.layers * (efficiency.CPU_UPDATE_LAYER_S if on_cpu else efficiency.UPDATE_LAYER_S)
+    launching += work.shape.delta_layers * _mean_row(work) / CHUNK * efficiency.DELTA_CHUNK_S
     parts = {
         "base products": (base + head) / rates.update,
         "adapter products": products / (rates.update if adapter.is_one_product else rates.fp32),
         "elementwise": elementwise / rates.stream,
         "log-probabilities": logits / rates.stream,
         "optimizer": optimizer / rates.stream,
-        "launches": passes * work.shape.layers * (efficiency.CPU_UPDATE_LAYER_S if on_cpu else efficiency.UPDATE_LAYER_S),
+        "launches": passes * launching,
     }
     if work.teacher is not None:
         parts["teacher"] = _forward(replace(work, shape=work.teacher.shape), rates, work.rows)
@@ -186,8 +189,8 @@ def _products(work: Workload, micro_batch_tokens: float) -> float:
     for linear in shape.targets(adapter):
         pair = adapter.extra_rank * (linear.n_in + linear.n_out)
         merged = min(2 * pair, linear.n_in * linear.n_out) / 3
-        elements += merged if adapter.is_merged(linear, micro_batch_tokens) else pair
-    return shape.layers * elements
+        elements += linear.count * (merged if adapter.is_merged(linear, micro_batch_tokens) else pair)
+    return elements
 
 
 def elementwise_bytes_per_token(work: Workload) -> float:
@@ -197,8 +200,8 @@ def elementwise_bytes_per_token(work: Workload) -> float:
     (`tests/helpers/traffic.py`): they are linear in the widths. The norms compute in float32 whatever the type.
     """
     shape, width = work.shape, work.dtype_bytes
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    norms = shape.norms_a_layer // shape.hidden * shape.hidden
+    queries, keys = shape.queries / shape.layers, shape.keys / shape.layers
+    norms: float = shape.norms_a_layer // shape.hidden * shape.hidden
     if shape.norms_a_layer % shape.hidden:  # norms of queries and keys, whose gains the heads share
         norms += queries + keys
     return (140 - 7.5 * width) * norms + width * (20 * shape.hidden + 14 * shape.intermediate + 33 * queries + 45 * keys)
@@ -208,11 +211,12 @@ def _elementwise_bytes(work: Workload, passes: float) -> float:
     """Of an update. Adapters that PEFT computes in float32 move what they keep several times over, instead."""
     _, tokens = _tokens(work)
     adapter = work.config.adapter
+    mixed = 0.0 if work.shape.delta is None else work.shape.delta_layers * work.shape.delta.moved_bytes(_mean_row(work)) * tokens
     if adapter.is_one_product:
         masters = efficiency.MASTER_TOUCHES * work.trained * passes if work.dtype_bytes < 4 else 0.0
-        return work.shape.layers * elementwise_bytes_per_token(work) * tokens + masters
+        return work.shape.layers * elementwise_bytes_per_token(work) * tokens + mixed + masters
     saved = memory.saved_bytes(adapter, work.shape, dtype_bytes=work.dtype_bytes, length=work.training_row)
-    return efficiency.TOUCHES * work.shape.layers * saved * tokens
+    return efficiency.TOUCHES * work.shape.layers * saved * tokens + mixed
 
 
 def _forward(work: Workload, rates: Rates, rows: float) -> float:
@@ -229,10 +233,15 @@ def _tokens(work: Workload) -> tuple[float, float]:
     return completion, completion + work.prompt_passes * work.prompt
 
 
+def _mean_row(work: Workload) -> float:
+    """Tokens of a mean prompt with a mean completion."""
+    return work.prompt + LENGTH_FRACTION * work.limit
+
+
 def _attention(work: Workload) -> float:
-    """Operations of one token's scores and sums, forward."""
+    """Operations of one token's scores and sums, forward; of the delta rule, three products with its state."""
     context = work.prompt + LENGTH_FRACTION * work.limit / 2
-    return 4 * work.shape.layers * work.shape.heads * work.shape.head_dim * context
+    return 4 * work.shape.queries * context + 6 * work.shape.recurrent_state
 
 
 def _sleep_wake(work: Workload, sizes: Memory) -> float:

@@ -8,8 +8,7 @@ from typing import Any
 
 from microrl.config.adapter import BaseAdapterConfig, Linear, TargetedConfig, chosen
 from microrl.errors import UserError
-
-FIRST_LAYER = "model.layers.0."
+from microrl.plan.layers import LLAMA, DeltaNet, Layer, Product, Sizes, decoder, family_of, lfm2_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +27,22 @@ class Shape:
     """Whether the output head is the embedding table, which then counts once."""
     max_positions: int | None
     linears: tuple[Linear, ...]
-    norms_a_layer: int
-    """Gains of one decoder layer's norms."""
-    tables: int = 0
-    """Further embeddings, in which tokens are looked up layer by layer."""
+    norms: int
+    """Gains of all norms."""
+    queries: int
+    """Of all layers that compare them with the keys of every token before."""
+    attending: int
+    """Number of these layers."""
+    keys: int
+    """That all layers together keep of a token, and as many values."""
+    others: int = 0
+    """Further parameters: embeddings that are looked up layer by layer, convolutions, gates."""
+    saved: int = 0
+    """Kept of a token for the backward pass, in the weights' type, by gates and short convolutions of all layers."""
+    conv_state: int = 0
+    """Kept of a sequence however long it is, in the weights' type."""
+    delta: DeltaNet | None = None
+    delta_layers: int = 0
     note: str | None = None
     """What is not sure about the counts; None: nothing."""
 
@@ -44,21 +55,28 @@ class Shape:
             config = config["text_config"]
             model_type = str(config.get("model_type", model_type))
         config = {key: config[other] for key, others in _ALIASES.items() for other in others if other in config} | dict(config)
-        family = _FAMILIES.get(model_type, _LLAMA)
-        if model_type not in _FAMILIES:
+        known = family_of(model_type, config)
+        family = known or LLAMA
+        if known is None:
             note = f"unknown architecture {model_type or '(none named)'}: parameters are counted as for Llama"
         try:
             hidden, layers = (int(config[key]) for key in ("hidden_size", "num_hidden_layers"))
             inner = int(config.get("intermediate_size") or 4 * hidden)
             heads, vocab = int(config["num_attention_heads"]), int(config["vocab_size"])
-        except (KeyError, TypeError, ValueError) as error:
+            kv_heads = int(config.get("num_key_value_heads") or heads)
+            head_dim = int(config.get("head_dim") or family.head_dim or hidden // heads)
+            if model_type == "lfm2":
+                inner = lfm2_width(config, inner)
+            parts = decoder(model_type, family, config, Sizes(layers, hidden, inner, heads, kv_heads, head_dim))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise UserError(
                 f"cannot read the model's size from its configuration: {why}", "pass a text-generation model: --model NAME"
             ) from None
-        kv_heads = int(config.get("num_key_value_heads") or heads)
-        head_dim = int(config.get("head_dim") or family.head_dim or hidden // heads)
         tied = config.get("tie_word_embeddings")
+        each = parts.values()
+        deltas = [layer.delta for layer in each if layer.delta is not None]
+        looked_up = int(config.get("vocab_size_per_layer_input") or 0) * int(config.get("hidden_size_per_layer_input") or 0)
         return cls(
             model_type=model_type,
             layers=layers,
@@ -70,11 +88,16 @@ class Shape:
             vocab=vocab,
             tied=family.tied if tied is None else bool(tied),
             max_positions=config.get("max_position_embeddings"),
-            linears=_linears(family, config, hidden, inner, heads * head_dim, kv_heads * head_dim),
-            norms_a_layer=family.norms * hidden + (2 * head_dim if family.qk_norms else 0),
-            tables=layers
-            * int(config.get("vocab_size_per_layer_input") or 0)
-            * int(config.get("hidden_size_per_layer_input") or 0),
+            linears=_linears(parts),
+            norms=sum(layer.norms for layer in each),
+            queries=sum(layer.queries for layer in each),
+            attending=sum(layer.queries > 0 for layer in each),
+            keys=sum(layer.keys for layer in each),
+            others=sum(layer.others for layer in each) + layers * looked_up,
+            saved=sum(layer.saved for layer in each),
+            conv_state=sum(layer.conv_state for layer in each),
+            delta=next(iter(deltas), None),
+            delta_layers=len(deltas),
             note=note,
         )
 
@@ -86,18 +109,22 @@ class Shape:
     @property
     def body(self) -> int:
         """Parameters of all decoder layers' linear layers: what one token is multiplied with, the head apart."""
-        return self.layers * sum(linear.parameters for linear in self.linears)
+        return sum(linear.count * linear.parameters for linear in self.linears)
 
     @property
     def body_weights(self) -> int:
         """The same without biases: what 4 bits hold."""
-        return self.layers * sum(linear.n_in * linear.n_out for linear in self.linears)
+        return sum(linear.count * linear.n_in * linear.n_out for linear in self.linears)
 
     @property
     def parameters(self) -> int:
         """All parameters, tied ones once."""
-        norms = self.layers * self.norms_a_layer + self.hidden
-        return (1 if self.tied else 2) * self.head + self.tables + self.body + norms
+        return (1 if self.tied else 2) * self.head + self.others + self.body + self.norms
+
+    @property
+    def norms_a_layer(self) -> int:
+        """Gains of one decoder layer's norms, on average."""
+        return (self.norms - self.hidden) // self.layers
 
     @property
     def distinct_inputs(self) -> int:
@@ -106,18 +133,30 @@ class Shape:
 
     def kv_bytes(self, width: int) -> int:
         """Bytes of one token's keys and values in all layers, `width` bytes an element."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * width
+        return 2 * self.keys * width
+
+    def state_bytes(self, width: int) -> int:
+        """Bytes of what is kept of a sequence however long it is."""
+        return self.conv_state * width + 4 * self.recurrent_state
+
+    @property
+    def recurrent_state(self) -> int:
+        """Elements of all delta networks' states."""
+        return 0 if self.delta is None else self.delta_layers * self.delta.state
+
+    def row_bytes(self, tokens: float, width: int) -> float:
+        """Bytes of all that is kept of a sequence of so many tokens."""
+        return tokens * self.kv_bytes(width) + self.state_bytes(width)
 
     def targets(self, adapter: BaseAdapterConfig) -> tuple[Linear, ...]:
-        """The linear layers of one decoder layer that this adapter changes. Raises UserError as `chosen` does."""
+        """The linear layers that this adapter changes. Raises UserError as `chosen` does."""
         if not isinstance(adapter, TargetedConfig):
             return self.linears if adapter.has_linears else ()
-        linear_by_name = {FIRST_LAYER + linear.path: linear for linear in self.linears}
         kinds = {linear.kind for linear in self.linears}
         if self.note is not None and adapter.targets != "all-linear" and not kinds.issuperset(adapter.targets):
             return self.linears  # it has layers that are not known here; `adapters.attach.targets` knows them
-        names = chosen(adapter, {name: min(linear.n_in, linear.n_out) for name, linear in linear_by_name.items()})
-        return tuple(linear for name, linear in linear_by_name.items() if name in names)
+        names = chosen(adapter, {name: min(linear.n_in, linear.n_out) for linear in self.linears for name in linear.names})
+        return tuple(linear for linear in self.linears if linear.names[0] in names)
 
     def trainable(self, adapter: BaseAdapterConfig) -> int:
         """Parameters that are trained with this adapter. Raises UserError as `targets` does."""
@@ -125,36 +164,12 @@ class Shape:
 
     def products(self, adapter: BaseAdapterConfig) -> int:
         """Elements of the factors that the trainer multiplies with beside the base's weights."""
-        return self.layers * adapter.extra_rank * sum(linear.n_in + linear.n_out for linear in self.targets(adapter))
+        return adapter.extra_rank * sum(linear.count * (linear.n_in + linear.n_out) for linear in self.targets(adapter))
 
     def frozen(self, adapter: BaseAdapterConfig) -> int:
         """Elements that an adapter keeps beside what it trains: the start that a residual form subtracts, LoRA-FA's A."""
-        return self.layers * sum(map(adapter.frozen_in, self.targets(adapter)))
+        return sum(linear.count * adapter.frozen_in(linear) for linear in self.targets(adapter))
 
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What the architectures do differently; `None` in a rule on biases means the configuration says."""
-
-    qkv_bias: bool | None = None
-    o_bias: bool | None = None
-    mlp_bias: bool | None = None
-    qk_norms: bool = False
-    norms: int = 2
-    tied: bool = False
-    head_dim: int | None = None
-    """Default where the configuration names none; None: hidden size / heads."""
-
-
-_LLAMA = _Family()
-_FAMILIES = {
-    "llama": _LLAMA,
-    "mistral": _Family(qkv_bias=False, o_bias=False, mlp_bias=False),
-    "qwen2": _Family(qkv_bias=True, o_bias=False, mlp_bias=False),
-    "qwen3": _Family(mlp_bias=False, qk_norms=True, head_dim=128),
-    "smollm3": _LLAMA,
-    "gemma3_text": _Family(mlp_bias=False, qk_norms=True, norms=4, tied=True, head_dim=256),
-}
 
 _ALIASES = {
     "hidden_size": ("n_embd", "d_model"),
@@ -163,25 +178,15 @@ _ALIASES = {
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
     "num_key_value_heads": ("num_kv_heads",),
     "max_position_embeddings": ("n_positions", "max_seq_len"),
+    "tie_word_embeddings": ("tie_embedding",),
 }
 """Other architectures' names for the sizes. Where none says how wide the MLP is, it is 4 x the hidden size, as in GPT-2."""
 
 
-def _linears(family: _Family, config: Mapping[str, Any], hidden: int, inner: int, queries: int, keys: int) -> tuple[Linear, ...]:
-    def bias(rule: bool | None, key: str) -> bool:
-        return bool(config.get(key)) if rule is None else rule
-
-    qkv, out, mlp = (
-        bias(family.qkv_bias, "attention_bias"),
-        bias(family.o_bias, "attention_bias"),
-        bias(family.mlp_bias, "mlp_bias"),
-    )
-    return (
-        Linear("self_attn.q_proj", hidden, queries, qkv),
-        Linear("self_attn.k_proj", hidden, keys, qkv),
-        Linear("self_attn.v_proj", hidden, keys, qkv),
-        Linear("self_attn.o_proj", queries, hidden, out),
-        Linear("mlp.gate_proj", hidden, inner, mlp),
-        Linear("mlp.up_proj", hidden, inner, mlp),
-        Linear("mlp.down_proj", inner, hidden, mlp),
-    )
+def _linears(parts: Mapping[str, Layer]) -> tuple[Linear, ...]:
+    """Those of the same name inside their layer and of the same size are one."""
+    names: dict[Product, list[str]] = {}
+    for start, layer in parts.items():
+        for product in layer.products:
+            names.setdefault(product, []).append(start + product.path)
+    return tuple(Linear(tuple(where), one.n_in, one.n_out, one.bias) for one, where in names.items())

@@ -105,6 +105,20 @@ def _qwen_1_5b(positions: int, *, tied: bool) -> dict[str, Any]:
     return _config("qwen2", 1536, 8960, 28, 12, 2, 151936, positions, tied=tied)
 
 
+def _qwen3_5(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, value_heads: int) -> dict[str, Any]:
+    return _config(
+        "qwen3_5_text", hidden, inner, layers, heads, kv_heads, 248320, 262144, tied=True, head_dim=256,
+        linear_num_key_heads=16, linear_key_head_dim=128, linear_num_value_heads=value_heads, linear_value_head_dim=128,
+    )  # fmt: skip
+
+
+def _gemma4(hidden: int, inner: int, layers: int, kv_heads: int, shared: int, **more: Any) -> dict[str, Any]:
+    return _config(
+        "gemma4_text", hidden, inner, layers, 8, kv_heads, 262144, 131072, tied=True, head_dim=256, global_head_dim=512,
+        num_kv_shared_layers=shared, hidden_size_per_layer_input=256, vocab_size_per_layer_input=262144, **more,
+    )  # fmt: skip
+
+
 def _qwen3_4b(positions: int) -> dict[str, Any]:
     return _config("qwen3", 2560, 9728, 36, 32, 8, 151936, positions, tied=True, head_dim=128, attention_bias=False)
 
@@ -133,6 +147,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "SmolLM2-135M-Instruct": _config("llama", 576, 1536, 30, 9, 3, 49152, 8192, tied=True),
     "Llama-3.2-1B-Instruct": _config("llama", 2048, 8192, 16, 32, 8, 128256, 131072, tied=True, head_dim=64),
     "Llama-3.2-3B-Instruct": _config("llama", 3072, 8192, 28, 24, 8, 128256, 131072, tied=True, head_dim=128),
+    "Qwen3.5-0.8B": _qwen3_5(1024, 3584, 24, 8, 2, 16),
+    "Qwen3.5-2B": _qwen3_5(2048, 6144, 24, 8, 2, 16),
+    "Qwen3.5-4B": _qwen3_5(2560, 9216, 32, 16, 4, 32),
+    "LFM2.5-1.2B-Instruct": _config(
+        "lfm2", 2048, 12288, 16, 32, 8, 65536, 128000, tied=True, full_attn_idxs=[2, 5, 8, 10, 12, 14]
+    ),
+    "gemma-4-E2B-it": _gemma4(
+        1536, 6144, 35, 1, 20, use_double_wide_mlp=True, layer_types=[*["sliding_attention"] * 4, "full_attention"] * 7
+    ),
+    "gemma-4-E4B-it": _gemma4(2560, 10240, 42, 2, 18),
     "gemma-3-1b-it": _config("gemma3_text", 1152, 6912, 26, 4, 1, 262144, 32768, tied=True, head_dim=256),
 }
-"""Known models by the end of their hub ids, as far as a `config.json` there decides a size."""
+"""Known models by the end of their hub ids, as far as a `config.json` there decides a size. Of those that also see or hear, it is
+the language model.
+
+Sources for hybrids: Qwen3.5's model cards ("Model Overview"). LFM2.5 has the sizes of LFM2-1.2B
+(huggingface.co/FastFlowLM/LFM2-1.2B-NPU2). Gemma 4: github.com/google/gemma.cpp/pull/919, and what public tests of other programs
+copy from its `config.json`. Each has exactly as many parameters as others count.
+"""

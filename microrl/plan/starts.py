@@ -31,22 +31,24 @@ def seconds(config: BaseAdapterConfig, shape: Shape, device: Device, dtype_bytes
     if not isinstance(config, RankedConfig):
         return 0.0
     on_cpu = cpu_flops / 2  # float64
-    layer_s = 0.0
+    total = 0.0
     for linear in shape.targets(config):
+        each = 0.0
         if config.start_by == "svd":
             product, eigen = spectral(linear, config.rank)
             if device.is_cpu:
-                layer_s += (product + eigen) / on_cpu
+                each += (product + eigen) / on_cpu
             else:
                 side_s = GPU_EIGEN_SIDE_S * min(linear.n_in, linear.n_out)
-                layer_s += product / (GPU_PRODUCT * device.fp64) + eigen / (GPU_EIGEN * device.fp64) + side_s
-            layer_s += linear.n_in * linear.n_out * dtype_bytes / HASH_BYTES_S
+                each += product / (GPU_PRODUCT * device.fp64) + eigen / (GPU_EIGEN * device.fp64) + side_s
+            each += linear.n_in * linear.n_out * dtype_bytes / HASH_BYTES_S
         elif config.start_by == "qr":
-            layer_s += qr(linear.n_out, linear.n_in) / (on_cpu if device.is_cpu else GPU_PRODUCT * device.fp64)
+            each += qr(linear.n_out, linear.n_in) / (on_cpu if device.is_cpu else GPU_PRODUCT * device.fp64)
         elif config.start_by == "haar":
             # On the processor, wherever the model is.
-            layer_s += qr(linear.n_in, config.rank) / on_cpu + WAVELET_ELEMENT_S * linear.n_in * config.rank
-    return shape.layers * layer_s
+            each += qr(linear.n_in, config.rank) / on_cpu + WAVELET_ELEMENT_S * linear.n_in * config.rank
+        total += linear.count * each
+    return total
 
 
 def spectral(linear: Linear, rank: int) -> tuple[float, float]:

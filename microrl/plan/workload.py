@@ -131,7 +131,7 @@ class Workload:
     def adapter_sides(self) -> int:
         """Sum of the targeted layers' widths and heights, over all layers."""
         targets = self.shape.targets(self.config.adapter)
-        return self.shape.layers * sum(linear.n_in + linear.n_out for linear in targets)
+        return sum(linear.count * (linear.n_in + linear.n_out) for linear in targets)
 
     @property
     def rows(self) -> int:

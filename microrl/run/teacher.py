@@ -96,11 +96,11 @@ def size(config: RunConfig, *, is_at_hand: bool = False) -> TeacherSize | None:
         adapter = teacher.config.adapter
         targets = shape.targets(adapter)
         if adapter.pair_rank is not None:
-            pairs = 4.0 * adapter.pair_rank * shape.layers * sum(linear.n_in + linear.n_out for linear in targets)
+            pairs = 4.0 * adapter.pair_rank * sum(linear.count * (linear.n_in + linear.n_out) for linear in targets)
         elif adapter.trains_weights:
             changed = shape.parameters
         else:
-            changed = shape.layers * sum(linear.n_in * linear.n_out for linear in targets)
+            changed = sum(linear.count * linear.n_in * linear.n_out for linear in targets)
     elif teacher.update is not None:
         pairs = float(sum(path.stat().st_size for path in teacher.update.glob("*.safetensors")))
     is_shared = shares_base(teacher, config)
