@@ -18,7 +18,7 @@ from tool_templates import BAD, FAMILIES, GOOD, of_family
 
 from microrl.config import resolve
 from microrl.config.data import BOXED
-from microrl.config.part_weights import part_weights
+from microrl.config.reward import part_weights
 from microrl.data.load import Question
 from microrl.data.prompts import render, render_all
 from microrl.environments.calls import NO_JSON, Call, parser
