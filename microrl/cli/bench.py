@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from microrl.cli import options
-from microrl.cli.output import emit, say, show_result
+from microrl.cli.output import emit, say
 from microrl.commands.bench.synthetic import ARCHITECTURES, Device, Dtype, Shape, check_name, work
 from microrl.errors import UserError
 
@@ -68,7 +68,7 @@ def step(
 
     say(f"loading {model}, then one untimed warm-up step and {steps} timed steps")
     result = time_steps(config, lambda step, seconds: say(f"{f'step {step}' if step else 'warm-up'}: {seconds:.2f} s"))
-    emit(result) if as_json else show_result(result)
+    _show(result, as_json=as_json)
 
 
 def logprob(
@@ -85,7 +85,7 @@ def logprob(
 
     say("measuring the memory of both sides")
     result = compare(tokens, vocab, hidden, dtype, pairs, lambda pair, ratio: say(f"pair {pair}: {ratio:.2f} of the naive time"))
-    emit(result) if as_json else show_result(result)
+    _show(result, as_json=as_json)
 
 
 def peer(
@@ -151,7 +151,7 @@ def peer(
         emit(result) if as_json else print(trained.in_words(result))
         return
     result = compare(peer, work, model=model, pairs=pairs, say=say)
-    emit(result) if as_json else show_result(result)
+    _show(result, as_json=as_json)
 
 
 def rollout(
@@ -236,7 +236,7 @@ def rollout(
             return say(report)
         results.append(report)
         if not as_json:
-            show_result(report)
+            _show(report)
 
     given: dict[str, Any] = {"shape": shape, "prompts": prompts, "group": group, "tokens": tokens, "pairs": pairs}
     if turns is not None:
@@ -287,7 +287,13 @@ def sync(
     from microrl.commands.bench.engine import sync as measure
 
     syncs = measure(adapters=kinds, shape=shape, layers=layers, rank=rank, versions=versions, say=say)
-    emit({"syncs": syncs}) if as_json else show_result({"syncs": syncs})
+    _show({"syncs": syncs}, as_json=as_json)
+
+
+def _show(result: dict[str, Any], *, as_json: bool = False) -> None:
+    from microrl.commands.bench.page import text
+
+    emit(result) if as_json else print(text(result))
 
 
 group = typer.Typer(

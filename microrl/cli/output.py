@@ -8,7 +8,7 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -169,25 +169,3 @@ def say(text: str) -> None:
 def emit(value: Any) -> None:
     """Print data as JSON to standard output."""
     print(printable(json.dumps(value, indent=2, ensure_ascii=False)))
-
-
-def show_result(result: Mapping[str, Any]) -> None:
-    """Print a result for a reader: a line for each value, with its range if it has one, and a table for each list of rows."""
-    from microrl.config.resolve import leaves
-    from microrl.plan.show import print_lines
-
-    values = dict(leaves(result))
-    for name, value in values.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            rows = [dict(leaves(row)) for row in value]
-            print_lines([f">{key}" for key in rows[0]], [[_brief(row.get(key)) for key in rows[0]] for row in rows])
-        elif not name.endswith("_range"):
-            ends = values.get(f"{name}_range")
-            print(printable(f"{name} {_brief(value)}" + (f" ({_brief(ends[0])}..{_brief(ends[1])})" if ends else "")))
-
-
-def _brief(value: Any) -> str:
-    """Numbers with four digits."""
-    if isinstance(value, list):
-        return ", ".join(map(_brief, value))
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
