@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -68,11 +67,10 @@ def sample(
         for side, completions in sides.items()
     }
     if config.env.target is None and _agree(config, sides):
-        from microrl.report.transcripts import evaluations, most_improved
+        from microrl.report.transcripts import evaluations
 
-        other, has_both = most_improved(run.path), bool(evaluations(run.path))
-        show = f"microrl diff {run.path}" if other in (None, question) else f"microrl sample {run.path} {quote(other)}"
-        say(f"note: both models give the same answers here{f'. To see a difference: {printable(show)}' if has_both else ''}")
+        differences = f". To see differences: microrl diff {run.path}" if evaluations(run.path) else ""
+        say(f"note: both models give the same answers here{differences}")
     if as_json:
         texts = {side: [one.text for one in completions] for side, completions in sides.items()}
         told = {
