@@ -93,7 +93,7 @@ def compare(
     if as_json:
         by_setting = {
             "settings": [asdict(one) for sweep in sweeps for one in settings(sweep)],
-            "contrasts": [one.to_json() for sweep in sweeps for one in contrasts(sweep)],
+            "contrasts": [asdict(one) for sweep in sweeps for one in contrasts(sweep)],
         }
         told = {"answer": None if answer is None else answer.to_json()}
         emit({"rows": [row.to_json() for row in rows], **told, **(by_setting if sweeps else {})})
