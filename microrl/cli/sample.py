@@ -30,16 +30,14 @@ EXAMPLES = """
 """
 
 
+@options.takes("temperature")
 def sample(
     words: Annotated[
         list[str], typer.Argument(metavar="[RUN] QUESTION", help="A run folder (default: the newest run), and the question.")
     ],
     *,
     count: Annotated[int, typer.Option("--samples", min=1, help="Answers per model.")] = 1,
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0, help="Sampling temperature; 0: greedy.", show_default="the run's evaluation.temperature"),
-    ] = None,
+    flags: options.Flags,
     seed: Annotated[int, typer.Option(help="Sampling seed, the same for both models.")] = 0,
     env: options.Env = None,
     as_json: options.Json = False,
@@ -54,8 +52,8 @@ def sample(
     if is_torn(question):
         raise UserError("the question is not valid Unicode (half a surrogate pair)", "write it in UTF-8")
     # transformers answers one question before vLLM would have started.
-    flags = {"evaluation.temperature": temperature, "engine.kind": "transformers", "env.target": env}
-    config = override(run.settings().model_dump(), flags | ({"env.path": "."} if env else {}), ())
+    flags |= {"engine.kind": "transformers", "env.target": env, "env.path": "." if env else None}
+    config = override(run.settings().model_dump(), flags, ())
     early.refuse_environment(config.env)
     prepare_hub(config)
     from microrl.commands.sample import answers
