@@ -23,9 +23,10 @@ EXAMPLES = """
 
 
 @options.takes(
-    "samples", "temperature", "top_p", "problems", "seed", "question_seed", "engine",
+    "samples", "temperature", "top_p", "problems", "seed", "question_seed", "engine", "env",
     seed=dict(key="evaluation.seed", help="Seed of sampling; the problems stay the same.", default="the run's evaluation.seed"),
     engine=dict(help="auto, vllm or transformers; need not be the training engine.", default="auto"),
+    env=dict(default="the run's, else none"),
 )  # fmt: skip
 def evaluate(
     target: Annotated[
@@ -75,7 +76,6 @@ def evaluate(
         float | None,
         typer.Option(help="Time limit in hours, loading included; problems that do not fit are left out.", show_default="none"),
     ] = None,
-    env: options.Env = None,
     flags: options.Flags,
     out: Annotated[
         Path | None,
@@ -107,10 +107,8 @@ def evaluate(
     against = None if base is None else find_weights(base)
     base_name = None if against is None else label(against, base)
     engine = flags["engine.kind"] or "auto"
-    flags |= {
-        "evaluation.pass_k": tuple(numbers("--pass-k", pass_k)) or None, "engine.kind": engine,
-        "engine.sync": "auto" if engine in ("auto", "vllm") else None, "env.target": env, "env.path": "." if env else None,
-    }  # fmt: skip
+    flags |= {"engine.kind": engine, "engine.sync": "auto" if engine in ("auto", "vllm") else None}
+    flags["evaluation.pass_k"] = tuple(numbers("--pass-k", pass_k)) or None
     benchmarks = resolve_benchmarks(
         resolved_target,
         bench=bench,

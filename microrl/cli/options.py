@@ -82,7 +82,7 @@ SETTINGS = {
     "env": Setting(
         "env.target", list[str], "Tools that the model may call, in training and evaluation: the methods of this class; or "
         "calculator, python, higher-lower, or an entry point of the group microrl.environments. Repeat for several: the column "
-        "`environment` then says which NAME each row uses.", "the preset's, else none", "[NAME=]MODULE:CLASS",
+        "`environment` then says which NAME each row uses. none: no tools.", "the preset's, else none", "[NAME=]MODULE:CLASS",
     ),
     "engine": Setting(
         "engine.kind", str, "auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers.",
@@ -132,16 +132,6 @@ FLAGS = {setting.key: f"--{name.replace('_', '-')}" for name, setting in (SETTIN
 """The flags of configuration keys."""
 Flags = dict[str, Any]
 """Configuration keys, and what was given for them; None for what was not given."""
-Env = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODULE:CLASS",
-        help="Tools that the model may call: the methods of this class; or calculator, python, higher-lower, or an entry point "
-        "of the group microrl.environments; none: no tools.",
-        show_default="the run's, else none",
-    ),
-]
-"""Of the commands that ask a model, or a run."""
 NAME_BYTES = 120
 """Maximum length of a run folder's name without its time: file systems allow 255, and there may be many presets."""
 

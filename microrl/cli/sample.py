@@ -30,7 +30,7 @@ EXAMPLES = """
 """
 
 
-@options.takes("temperature")
+@options.takes("temperature", "env", env=dict(default="the run's, else none"))
 def sample(
     words: Annotated[
         list[str], typer.Argument(metavar="[RUN] QUESTION", help="A run folder (default: the newest run), and the question.")
@@ -39,7 +39,6 @@ def sample(
     count: Annotated[int, typer.Option("--samples", min=1, help="Answers per model.")] = 1,
     flags: options.Flags,
     seed: Annotated[int, typer.Option(help="Sampling seed, the same for both models.")] = 0,
-    env: options.Env = None,
     as_json: options.Json = False,
 ) -> None:
     """Ask a run's base model and trained model the same question, with the same random numbers."""
@@ -52,8 +51,7 @@ def sample(
     if is_torn(question):
         raise UserError("the question is not valid Unicode (half a surrogate pair)", "write it in UTF-8")
     # transformers answers one question before vLLM would have started.
-    flags |= {"engine.kind": "transformers", "env.target": env, "env.path": "." if env else None}
-    config = override(run.settings().model_dump(), flags, ())
+    config = override(run.settings().model_dump(), flags | {"engine.kind": "transformers"}, ())
     early.refuse_environment(config.env)
     prepare_hub(config)
     from microrl.commands.sample import answers
