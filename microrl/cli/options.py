@@ -128,7 +128,7 @@ ASKED = {
     ),
 }  # fmt: skip
 """Those of the commands that ask a model."""
-FLAGS = {setting.key: f"--{name.replace('_', '-')}" for name, setting in (SETTINGS | ASKED).items()}
+FLAGS = {setting.key: f"--{name.replace('_', '-')}" for name, setting in SETTINGS.items()}
 """The flags of configuration keys."""
 Flags = dict[str, Any]
 """Configuration keys, and what was given for them; None for what was not given."""

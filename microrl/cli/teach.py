@@ -89,8 +89,9 @@ def teach(
         raise UserError(f"--hours must be above 0, got {hours:g}", "leave it out for no time limit")
     until_s = None if hours is None else clock.process_started_s() + hours * 3600
     if resume is not None:
+        names = options.FLAGS | {setting.key: f"--{name}" for name, setting in options.ASKED.items()}
         given = {
-            "--teacher": teacher, **{options.FLAGS[key]: value for key, value in flags.items()}, "--top-k": top_k,
+            "--teacher": teacher, **{names[key]: value for key, value in flags.items()}, "--top-k": top_k,
             "--max-tokens": max_tokens, "--out": out, "--set": sets, "--only-right": only_right or None,
         }  # fmt: skip
         if named := [name for name, value in given.items() if value is not None]:
