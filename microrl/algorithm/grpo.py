@@ -14,7 +14,7 @@ import torch
 from microrl.algorithm import loss as terms
 from microrl.algorithm.advantages import has_mixed_accuracy, has_mixed_rewards, of_groups
 from microrl.config import RunConfig
-from microrl.config.part_weights import gdpo_weights
+from microrl.config.reward import gdpo_weights
 from microrl.types import Completion, Group, Score
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import mean
 from typing import Annotated, Any, Literal
 
 import typer
@@ -69,13 +68,7 @@ def step(
 
     say(f"loading {model}, then one untimed warm-up step and {steps} timed steps")
     result = time_steps(config, lambda step, seconds: say(f"{f'step {step}' if step else 'warm-up'}: {seconds:.2f} s"))
-    if as_json:
-        emit(result)
-        return
-    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result["seconds_by_phase"].items())
-    called = f", {result['calls']:.2f} tool calls per completion" if env is not None else ""
-    say(f"{result['tokens_per_step']} tokens per step{called}; seconds: {phases}")
-    print(f"median {result['step_s_median']:.2f} s per step, peak memory of the process {result['peak_rss_gb']:.2f} GB")
+    _show(result, as_json=as_json)
 
 
 def logprob(
@@ -92,16 +85,7 @@ def logprob(
 
     say("measuring the memory of both sides")
     result = compare(tokens, vocab, hidden, dtype, pairs, lambda pair, ratio: say(f"pair {pair}: {ratio:.2f} of the naive time"))
-    if as_json:
-        emit(result)
-        return
-    for name in ("ours", "naive"):
-        seconds = ", ".join(f"{one:.2f}" for one in result[name]["seconds"])
-        print(f"{name}: peak memory {result[name]['peak_gb']:.3f} GB, seconds {seconds}")
-    print(
-        f"memory ratio {result['memory_ratio']:.3f}, time ratio {result['time_ratio']:.2f} (median), "
-        f"gradient error {result['gradient_error']:.1e}"
-    )
+    _show(result, as_json=as_json)
 
 
 def peer(
@@ -150,7 +134,6 @@ def peer(
     from microrl.commands.bench.peer import Work, check_environment, check_model, compare
     from microrl.config import known_models
     from microrl.models import hub
-    from microrl.plan.show import print_lines
 
     check_model(model)
     check_environment(env)
@@ -168,26 +151,7 @@ def peer(
         emit(result) if as_json else print(trained.in_words(result))
         return
     result = compare(peer, work, model=model, pairs=pairs, say=say)
-    if as_json:
-        emit(result)
-        return
-    print_lines(
-        ("pair", ">microrl", ">TRL", ">step ratio", ">microrl", ">TRL", ">memory ratio"),
-        [
-            (
-                f"{number}", f"{one['microrl']['step_s']:.3g} s", f"{one['peer']['step_s']:.3g} s", f"{one['step_ratio']:.3f}",
-                f"{one['microrl']['peak_rss_gb']:.3g} GB", f"{one['peer']['peak_rss_gb']:.3g} GB", f"{one['memory_ratio']:.3f}",
-            )
-            for number, one in enumerate(result["pairs"], start=1)
-        ],
-    )  # fmt: skip
-    if env is not None:
-        for side, name in (("microrl", "microrl"), ("peer", "TRL")):
-            calls, counts = ([one[side][key] for one in result["pairs"]] for key in ("calls", "tokens_per_step"))
-            print(f"{name}: {mean(calls):.2f} tool calls per completion, {mean(counts):.0f} tokens per step with tool results")
-    for key in ("step_ratio", "memory_ratio"):
-        low, high = result[f"{key}_range"]
-        print(f"{key} {result[key]:.3f} ({low:.3f}..{high:.3f})")
+    _show(result, as_json=as_json)
 
 
 def rollout(
@@ -259,11 +223,10 @@ def rollout(
                   "head": head != "model", "device": device, "cycles": cycles != 3}  # fmt: skip
         if option := next((option for option, is_set in unused.items() if is_set), None):
             raise UserError(f"--{option} has no effect with --turns", "remove it, or remove --turns")
-        work = {"shape": shape, "prompts": prompts, "group": group, "tokens": tokens, "pairs": pairs}
-        return _compare_turns(names, {**work, "turns": turns, "tool_seconds": tool_seconds}, as_json=as_json)
-    if tool_seconds is not None:
-        raise UserError("--tool-seconds has no effect without --turns", "add --turns 2")
-    require_vllm("bench rollout")
+    else:
+        if tool_seconds is not None:
+            raise UserError("--tool-seconds has no effect without --turns", "add --turns 2")
+        require_vllm("bench rollout")
     from microrl.run import apart
 
     results: list[dict[str, Any]] = []
@@ -273,66 +236,30 @@ def rollout(
             return say(report)
         results.append(report)
         if not as_json:
-            _show_rollout(report)
+            _show(report)
 
-    given = {
-        "shape": shape, "rank": rank, "targets": values("--targets", targets), "sync": sync, "sleep": sleep, "dtype": dtype,
-        "head": head, "device": device, "prompts": prompts, "group": group, "tokens": tokens, "cycles": cycles, "pairs": pairs,
-    }  # fmt: skip
+    given: dict[str, Any] = {"shape": shape, "prompts": prompts, "group": group, "tokens": tokens, "pairs": pairs}
+    if turns is not None:
+        given |= {"turns": turns, "tool_seconds": tool_seconds}
+    else:
+        targeted = values("--targets", targets)
+        given |= {"rank": rank, "targets": targeted, "sync": sync, "sleep": sleep, "dtype": dtype, "head": head,
+                 "device": device, "cycles": cycles}  # fmt: skip
     for name in names:
-        apart.call(_measure_rollout, {**given, "architecture": name}, on_report=on_report, runs="vLLM")
+        apart.call(_measure_rollout, {**given, "architecture": name}, on_report=on_report, runs="the measurement")
     if as_json:
         emit({"rollouts": results})
 
 
-def _compare_turns(names: list[str], given: dict[str, Any], *, as_json: bool) -> None:
-    from microrl.commands.bench.turns import episodes
-
-    results = [episodes(**given, architecture=name, say=say) for name in names]
-    if as_json:
-        emit({"rollouts": results})
-        return
-    for one in results:
-        low, high = one["ratio_range"]
-        times = f"{one['ratio']:.2f} ({low:.2f}..{high:.2f})"
-        print(f"{one['arch']}: episodes of {one['turns']} turns take {times} times as long as one turn of as many sampled tokens")
-        if "added_s" in one:
-            low, high = one["added_s_range"]
-            print(f"{one['arch']}: a tool of {one['tool_seconds']:g} s adds {one['added_s']:.2f} s ({low:.2f}..{high:.2f})")
-
-
-def _measure_rollout(options: dict[str, Any], report: Callable[[Any], None]) -> None:
+def _measure_rollout(given: dict[str, Any], report: Callable[[Any], None]) -> None:
     """One architecture, in a process of its own: a GPU lets no process have vLLM twice."""
+    if "turns" in given:
+        from microrl.commands.bench.turns import episodes
+
+        return report(episodes(**given, say=report))
     from microrl.commands.bench.engine import rollout
 
-    report(rollout(**options, say=report))
-
-
-def _show_rollout(result: dict[str, Any]) -> None:
-    from microrl.plan.show import print_lines
-
-    print(f"{result['arch']} {result['shape']}, rank {result['rank']}, {result['sync']}, sleep {result['sleep']}, on "
-          f"{result['device']}")  # fmt: skip
-    print_lines(
-        ("cycle", ">seconds", ">push", ">sync check", ">wake", ">sleep", ">freed"),
-        [
-            (
-                f"{number}", f"{one['seconds']:.2f} s", *(f"{1000 * one[key]:.1f} ms" for key in ("push_s", "proof_s", "wake_s",
-                "sleep_s")), f"{one['freed_gb']:.2f} GB",
-            )
-            for number, one in enumerate(result["cycles"], start=1)
-        ],
-    )  # fmt: skip
-    print_lines(
-        ("pair", ">microrl", ">vLLM alone", ">ratio"),
-        [
-            (f"{number}", f"{one['ours']:.0f} tokens/s", f"{one['plain']:.0f} tokens/s", f"{one['ours'] / one['plain']:.3f}")
-            for number, one in enumerate(result["pairs"], start=1)
-        ],
-    )
-    ratios = [one["ours"] / one["plain"] for one in result["pairs"]]
-    print(f"throughput ratio {result['ratio']:.3f} ({min(ratios):.3f}..{max(ratios):.3f}); above 1: faster than vLLM alone")
-    print(f"syncs and sleep take {result['sync_fraction']:.1%} of a rollout")
+    report(rollout(**given, say=report))
 
 
 def sync(
@@ -351,7 +278,6 @@ def sync(
     """
     from microrl.cli.sweep_values import values
     from microrl.config.adapters import KINDS
-    from microrl.plan.show import print_lines
     from microrl.rollout.preflight import require_vllm
 
     kinds = values("--adapters", adapters)
@@ -361,13 +287,13 @@ def sync(
     from microrl.commands.bench.engine import sync as measure
 
     syncs = measure(adapters=kinds, shape=shape, layers=layers, rank=rank, versions=versions, say=say)
-    if as_json:
-        emit({"syncs": syncs})
-        return
-    print_lines(
-        ("adapter", ">mode", ">push", ">trained parameters"),
-        [(row["kind"], row["mode"], f"{1000 * row['push_s']:.1f} ms", f"{row['trained']:,}") for row in syncs],
-    )
+    _show({"syncs": syncs}, as_json=as_json)
+
+
+def _show(result: dict[str, Any], *, as_json: bool = False) -> None:
+    from microrl.commands.bench.page import text
+
+    emit(result) if as_json else print(text(result))
 
 
 group = typer.Typer(

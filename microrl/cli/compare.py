@@ -38,6 +38,11 @@ CAPTION = "in percent, with 95 % intervals over seeds and problems; p in bracket
 CAPTION_OF_PARTS = "where the gain comes from, in percentage points: see `microrl guide report`"
 
 
+ESTIMATES = ("value", "gain", "against_first", "usd_per_point")
+NUMBERS = ("value", "spread", "base", "gain", "p", "p_adjusted", "against_first", "p_first", "p_first_adjusted", "usd_per_point")
+"""Columns of --as csv, of which estimates have three."""
+
+
 def compare(
     targets: Annotated[
         list[str],
@@ -95,7 +100,7 @@ def compare(
     if as_json:
         by_setting = {
             "settings": [asdict(one) for sweep in sweeps for one in settings(sweep)],
-            "contrasts": [one.to_json() for sweep in sweeps for one in contrasts(sweep)],
+            "contrasts": [asdict(one) for sweep in sweeps for one in contrasts(sweep)],
         }
         told = {"answer": None if answer is None else answer.to_json()}
         emit({"rows": [row.to_json() for row in rows], **told, **(by_setting if sweeps else {})})
@@ -249,44 +254,23 @@ def _csv(rows: Sequence[Row]) -> str:
 
 
 def _fields(row: Row) -> dict[str, str]:
-    value = _numbers("value", row.value, 100)
-    if row.source is not None:
-        value |= {"low": "", "high": ""}
-    return {
-        "method": row.method,
-        "seeds": ", ".join(map(str, row.seeds)),
-        "benchmark": row.benchmark,
-        "questions": str(row.questions or ""),
-        "clusters": str(row.clusters or ""),
-        "settings": row.settings,
-        "metric": row.metric,
-        **value,
-        "spread": _percent(row.spread),
-        "base": _percent(row.base),
-        **_numbers("gain", row.gain, 100),
-        **{name: "" if (p := getattr(row, name)) is None else f"{p:.6g}" for name in ("p", "p_adjusted")},
-        **_numbers("against_first", row.against_first, 100),
-        **{name: "" if (p := getattr(row, name)) is None else f"{p:.6g}" for name in ("p_first", "p_first_adjusted")},
-        **_numbers("usd_per_point", row.usd_per_point),
-        "note": _note(row),
-        **{
-            column: cell for name, part in _estimates(row).items() for column, cell in _numbers(f"gain_{name}", part, 100).items()
-        },
-        "base_lenient": _percent(row.base_lenient),
-    }
+    texts = {"method": row.method, "seeds": ", ".join(map(str, row.seeds)), "benchmark": row.benchmark,
+             "questions": str(row.questions or ""), "clusters": str(row.clusters or ""), "settings": row.settings,
+             "metric": row.metric}  # fmt: skip
+    numbers = {name: _numbers(name, getattr(row, name)) for name in NUMBERS}
+    parts = [_numbers(f"gain_{name}", part) for name, part in _estimates(row).items()]
+    published = {} if row.source is None else {"low": "", "high": ""}
+    columns = [texts, *numbers.values(), {"note": _note(row)}, *parts, _numbers("base_lenient", row.base_lenient)]
+    return {name: cell for column in columns for name, cell in column.items()} | published
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.6g}"
-
-
-def _numbers(name: str, estimate: Estimate | None, factor: int = 1) -> dict[str, str]:
-    """The columns of an estimate; those of the value itself are called value, low and high."""
+def _numbers(name: str, value: Estimate | float | None) -> dict[str, str]:
+    """The columns of a number, or of an estimate; those of the value itself are called value, low and high."""
+    factor = 1 if name.startswith(("p", "usd")) else 100
     prefix = "" if name == "value" else f"{name}_"
-    names = (name, f"{prefix}low", f"{prefix}high")
-    if estimate is None:
-        return dict.fromkeys(names, "")
-    return {one: f"{factor * number:.6g}" for one, number in zip(names, (estimate.mean, *estimate.ci95), strict=True)}
+    names = (name, f"{prefix}low", f"{prefix}high") if name in ESTIMATES or name.startswith("gain_") else (name,)
+    known = [None] * len(names) if value is None else [value] if isinstance(value, int | float) else [value.mean, *value.ci95]
+    return {one: "" if number is None else f"{factor * number:.6g}" for one, number in zip(names, known, strict=True)}
 
 
 def _latex(rows: Sequence[Row]) -> str:

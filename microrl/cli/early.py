@@ -10,13 +10,12 @@ from pathlib import Path
 from microrl.cli import target
 from microrl.clock import now_s
 from microrl.config import RunConfig
-from microrl.config.custom_rewards import parse_functions
 from microrl.config.data import DataConfig
 from microrl.config.environment import EnvironmentConfig
 from microrl.config.losses import CustomLossConfig, LossConfig
 from microrl.config.paths import is_taught, local_model
 from microrl.config.plugins import ALGORITHMS, refuse_missing
-from microrl.config.reward import RewardConfig
+from microrl.config.reward import RewardConfig, parse_functions
 from microrl.data import taught
 from microrl.data.load import check_source, first_questions, split
 from microrl.data.prompts import to_prompt

@@ -22,6 +22,12 @@ EXAMPLES = """
 """
 
 
+@options.takes(
+    "samples", "temperature", "top_p", "problems", "seed", "question_seed", "engine", "env",
+    seed=dict(key="evaluation.seed", help="Seed of sampling; the problems stay the same.", default="the run's evaluation.seed"),
+    engine=dict(help="auto, vllm or transformers; need not be the training engine.", default="auto"),
+    env=dict(default="the run's, else none"),
+)  # fmt: skip
 def evaluate(
     target: Annotated[
         str | None,
@@ -31,6 +37,7 @@ def evaluate(
             show_default="the newest run",
         ),
     ] = None,
+    *,
     bench: Annotated[
         str | None,
         typer.Option(help="Benchmarks by name, comma-separated; `microrl presets data` lists them.", show_default="none"),
@@ -49,32 +56,12 @@ def evaluate(
         str | None,
         typer.Option(help="k of pass@k; comma-separated for several.", show_default="the run's evaluation.pass_k, else 8"),
     ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Completions per problem; must be at least the largest k of --pass-k.",
-            show_default="the run's evaluation.samples, else 8; more if --pass-k needs them; 1 with --temperature 0",
-        ),
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0: greedy.", show_default="the run's evaluation.temperature")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Nucleus sampling; 1: off.", show_default="the run's evaluation.top_p")
-    ] = None,
     max_tokens: Annotated[
         str | None,
         typer.Option(
             metavar="N[,M]",
             help="Completion limit in tokens; comma-separated for an evaluation at each of several limits.",
             show_default="the run's limit, else 3584",
-        ),
-    ] = None,
-    problems: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum number of problems.", show_default="all with --data or --bench, else the run's evaluation.problems"
         ),
     ] = None,
     base: Annotated[
@@ -89,15 +76,7 @@ def evaluate(
         float | None,
         typer.Option(help="Time limit in hours, loading included; problems that do not fit are left out.", show_default="none"),
     ] = None,
-    env: options.Env = None,
-    engine: Annotated[str, typer.Option(help="auto, vllm or transformers; need not be the training engine.")] = "auto",
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of sampling; the problems stay the same.", show_default="the run's evaluation.seed")
-    ] = None,
-    question_seed: Annotated[
-        int | None,
-        typer.Option(help="Seed of the choice and order of the problems.", show_default="the run's evaluation.question_seed"),
-    ] = None,
+    flags: options.Flags,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -127,14 +106,9 @@ def evaluate(
         raise UserError("--base is empty", "pass a model, a run or an adapter folder, or leave it out")
     against = None if base is None else find_weights(base)
     base_name = None if against is None else label(against, base)
-    flags = {
-        "evaluation.samples": samples, "evaluation.pass_k": tuple(numbers("--pass-k", pass_k)) or None,
-        "evaluation.temperature": temperature,
-        "evaluation.top_p": top_p, "evaluation.problems": problems,
-        "evaluation.seed": seed, "evaluation.question_seed": question_seed, "engine.kind": engine,
-        "engine.sync": "auto" if engine in ("auto", "vllm") else None,
-        "env.target": env, "env.path": "." if env else None,
-    }  # fmt: skip
+    engine = flags["engine.kind"] or "auto"
+    flags |= {"engine.kind": engine, "engine.sync": "auto" if engine in ("auto", "vllm") else None}
+    flags["evaluation.pass_k"] = tuple(numbers("--pass-k", pass_k)) or None
     benchmarks = resolve_benchmarks(
         resolved_target,
         bench=bench,

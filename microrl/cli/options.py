@@ -82,7 +82,7 @@ SETTINGS = {
     "env": Setting(
         "env.target", list[str], "Tools that the model may call, in training and evaluation: the methods of this class; or "
         "calculator, python, higher-lower, or an entry point of the group microrl.environments. Repeat for several: the column "
-        "`environment` then says which NAME each row uses.", "the preset's, else none", "[NAME=]MODULE:CLASS",
+        "`environment` then says which NAME each row uses. none: no tools.", "the preset's, else none", "[NAME=]MODULE:CLASS",
     ),
     "engine": Setting(
         "engine.kind", str, "auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers.",
@@ -110,20 +110,28 @@ SETTINGS = {
     ),
 }  # fmt: skip
 """The options that set a key of their own, in the order of every `--help`."""
+ASKED = {
+    "samples": Setting(
+        "evaluation.samples", int, "Completions per problem; must be at least the largest k of --pass-k.",
+        "the run's evaluation.samples, else 8; more if --pass-k needs them; 1 with --temperature 0",
+    ),
+    "temperature": Setting(
+        "evaluation.temperature", float, "Sampling temperature; 0: greedy.", "the run's evaluation.temperature"
+    ),
+    "top_p": Setting("evaluation.top_p", float, "Nucleus sampling; 1: off.", "the run's evaluation.top_p"),
+    "problems": Setting(
+        "evaluation.problems", int, "Maximum number of problems.",
+        "all with --data or --bench, else the run's evaluation.problems",
+    ),
+    "question_seed": Setting(
+        "evaluation.question_seed", int, "Seed of the choice and order of the problems.", "the run's evaluation.question_seed"
+    ),
+}  # fmt: skip
+"""Those of the commands that ask a model."""
 FLAGS = {setting.key: f"--{name.replace('_', '-')}" for name, setting in SETTINGS.items()}
 """The flags of configuration keys."""
 Flags = dict[str, Any]
 """Configuration keys, and what was given for them; None for what was not given."""
-Env = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODULE:CLASS",
-        help="Tools that the model may call: the methods of this class; or calculator, python, higher-lower, or an entry point "
-        "of the group microrl.environments; none: no tools.",
-        show_default="the run's, else none",
-    ),
-]
-"""Of the commands that ask a model, or a run."""
 NAME_BYTES = 120
 """Maximum length of a run folder's name without its time: file systems allow 255, and there may be many presets."""
 
@@ -147,15 +155,17 @@ def run_folder(name: str) -> Path:
 
 
 def takes(*names: str, **changed: dict[str, str]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Give a command the options of these `SETTINGS` in the place of its parameter `flags`, which is what was given for them.
+    """Give a command the options of these `SETTINGS` and `ASKED` in the place of its parameter `flags`: what was given for them.
 
     `changed`: fields of some of them that differ in this command.
     """
 
+    settings = {name: (SETTINGS | ASKED)[name]._replace(**changed.get(name, {})) for name in names}
+
     def with_options(command: Callable[..., T]) -> Callable[..., T]:
         @wraps(command)
         def run(**given: Any) -> T:
-            flags = {SETTINGS[name].key: given.pop(name) for name in names}
+            flags = {setting.key: given.pop(name) for name, setting in settings.items()}
             if reward := flags.get("reward.functions"):  # looked for here, whatever the preset or run says of its own
                 flags |= {"reward.functions": tuple(reward), "reward.path": "."}
             if environments := flags.get("env.target"):
@@ -166,8 +176,7 @@ def takes(*names: str, **changed: dict[str, str]) -> Callable[[Callable[..., T]]
             if one.name != "flags":
                 yield one
                 return
-            for name in names:
-                setting = SETTINGS[name]._replace(**changed.get(name, {}))
+            for name, setting in settings.items():
                 option = typer.Option(help=setting.help, show_default=setting.default or True, metavar=setting.metavar)
                 yield Parameter(name, one.kind, default=None, annotation=Annotated[setting.type | None, option])
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +16,6 @@ EXAMPLES = """
   microrl push me/my-adapter                       [dim]the newest run[/]
   microrl push me/my-model runs/mine/best --as full --dtype bfloat16 --private
 """
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def push(
@@ -36,16 +32,21 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Upload a trained adapter or whole model to the Hugging Face Hub. It is public unless you pass --private."""
+    from huggingface_hub import get_token
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
     from microrl.cli.target import find_adapter
     from microrl.models import hub
 
-    if HUB_ID.fullmatch(hub_id) is None or "--" in hub_id or ".." in hub_id or hub_id.endswith((".", "-", ".git")):
-        raise invalid_value("OWNER/NAME", hub_id, "for example: microrl push me/my-adapter RUN")
+    try:
+        validate_repo_id(hub_id if "/" in hub_id else "")
+    except HFValidationError:
+        raise invalid_value("OWNER/NAME", hub_id, "for example: microrl push me/my-adapter RUN") from None
     refuse_type(form, dtype)
     config, folder, adapter = find_adapter(run, model)
     if not hub.reachable():
         raise UserError(f"the hub cannot be reached at {hub.endpoint()}", "check the network; if HF_HUB_OFFLINE is set, unset it")
-    if not (os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or _token_file().is_file()):
+    if get_token() is None:
         raise UserError("there is no token for the hub", "log in with `hf auth login`, or set HF_TOKEN")
     from microrl.commands.export import push
 
@@ -54,9 +55,3 @@ def push(
         emit(summary)
         return
     say(f"{summary['url']}: {described(summary)}")
-
-
-def _token_file() -> Path:
-    """Where the hub's library keeps the token of `hf auth login`."""
-    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    return Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,18 +30,15 @@ EXAMPLES = """
 """
 
 
+@options.takes("temperature", "env", env=dict(default="the run's, else none"))
 def sample(
     words: Annotated[
         list[str], typer.Argument(metavar="[RUN] QUESTION", help="A run folder (default: the newest run), and the question.")
     ],
     *,
     count: Annotated[int, typer.Option("--samples", min=1, help="Answers per model.")] = 1,
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0, help="Sampling temperature; 0: greedy.", show_default="the run's evaluation.temperature"),
-    ] = None,
+    flags: options.Flags,
     seed: Annotated[int, typer.Option(help="Sampling seed, the same for both models.")] = 0,
-    env: options.Env = None,
     as_json: options.Json = False,
 ) -> None:
     """Ask a run's base model and trained model the same question, with the same random numbers."""
@@ -55,8 +51,7 @@ def sample(
     if is_torn(question):
         raise UserError("the question is not valid Unicode (half a surrogate pair)", "write it in UTF-8")
     # transformers answers one question before vLLM would have started.
-    flags = {"evaluation.temperature": temperature, "engine.kind": "transformers", "env.target": env}
-    config = override(run.settings().model_dump(), flags | ({"env.path": "."} if env else {}), ())
+    config = override(run.settings().model_dump(), flags | {"engine.kind": "transformers"}, ())
     early.refuse_environment(config.env)
     prepare_hub(config)
     from microrl.commands.sample import answers
@@ -68,11 +63,10 @@ def sample(
         for side, completions in sides.items()
     }
     if config.env.target is None and _agree(config, sides):
-        from microrl.report.transcripts import evaluations, most_improved
+        from microrl.report.transcripts import evaluations
 
-        other, has_both = most_improved(run.path), bool(evaluations(run.path))
-        show = f"microrl diff {run.path}" if other in (None, question) else f"microrl sample {run.path} {quote(other)}"
-        say(f"note: both models give the same answers here{f'. To see a difference: {printable(show)}' if has_both else ''}")
+        differences = f". To see differences: microrl diff {run.path}" if evaluations(run.path) else ""
+        say(f"note: both models give the same answers here{differences}")
     if as_json:
         texts = {side: [one.text for one in completions] for side, completions in sides.items()}
         told = {

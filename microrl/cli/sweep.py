@@ -12,7 +12,6 @@ import typer
 from microrl.cli import options
 from microrl.cli.attempts import run_with_fallback
 from microrl.cli.output import FAILED, OK, emit, guarded, say
-from microrl.cli.sweep_display import Display
 from microrl.cli.train import go_on
 from microrl.errors import UserError
 from microrl.terminal import counted, time_in_words
@@ -259,6 +258,7 @@ def _run_trials(folder: SweepFolder, *, on: str | None, cpus: int | None, as_jso
     from microrl.plan.show import print_lines
     from microrl.sweep import sweep as local
     from microrl.sweep.contrast import answer_of
+    from microrl.sweep.display import Display
     from microrl.sweep.folder import LOST
     from microrl.sweep.table import SETTINGS_STAY, lines
     from microrl.train import fallback

@@ -25,6 +25,20 @@ ALL = 10**9
 GENERATED = "arithmetic"
 
 
+@options.takes(
+    "data", "samples", "problems", "temperature", "engine",
+    data=dict(
+        help="Data whose training questions the teacher answers, as for `microrl train`; held-out questions are left out.",
+        default="the run's data; for a model, open-rs; for quickstart, its generated sums",
+    ),
+    samples=dict(help="Completions per question.", default="4"),
+    problems=dict(help="Maximum number of questions.", default="all"),
+    temperature=dict(
+        help="Sampling temperature; 0: greedy. Scores are always at the training temperature, sampling.temperature.",
+        default="the training temperature",
+    ),
+    engine=dict(help="auto, vllm or transformers; the training run may use another one.", default="auto"),
+)  # fmt: skip
 def teach(
     *,
     teacher: Annotated[
@@ -35,15 +49,6 @@ def teach(
             show_default="with --resume: the folder's",
         ),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Data whose training questions the teacher answers, as for `microrl train`; held-out questions are left out.",
-            show_default="the run's data; for a model, open-rs; for quickstart, its generated sums",
-        ),
-    ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Completions per question.", show_default="4")] = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="Maximum number of questions.", show_default="all")] = None,
     only_right: Annotated[
         bool, typer.Option("--only-right", metavar="", help="Keep only completions with an accuracy of 1.")
     ] = False,
@@ -59,21 +64,11 @@ def teach(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Completion limit in tokens.", show_default="the run's limit, else 3584")
     ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Sampling temperature; 0: greedy. Scores are always at the training temperature, sampling.temperature.",
-            show_default="the training temperature",
-        ),
-    ] = None,
     hours: Annotated[
         float | None,
         typer.Option(help="Time limit in hours, loading included; checked after every 512 completions.", show_default="none"),
     ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="auto, vllm or transformers; the training run may use another one.", show_default="auto")
-    ] = None,
+    flags: options.Flags,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder for the completions.", show_default="runs/teach-NAME-TIME")
     ] = None,
@@ -94,10 +89,10 @@ def teach(
         raise UserError(f"--hours must be above 0, got {hours:g}", "leave it out for no time limit")
     until_s = None if hours is None else clock.process_started_s() + hours * 3600
     if resume is not None:
+        names = options.FLAGS | {setting.key: f"--{name}" for name, setting in options.ASKED.items()}
         given = {
-            "--teacher": teacher, "--data": data, "--samples": samples, "--problems": problems, "--top-k": top_k,
-            "--max-tokens": max_tokens, "--temperature": temperature, "--engine": engine, "--out": out, "--set": sets,
-            "--only-right": only_right or None,
+            "--teacher": teacher, **{names[key]: value for key, value in flags.items()}, "--top-k": top_k,
+            "--max-tokens": max_tokens, "--out": out, "--set": sets, "--only-right": only_right or None,
         }  # fmt: skip
         if named := [name for name, value in given.items() if value is not None]:
             raise UserError(
@@ -118,14 +113,9 @@ def teach(
         if teacher is None:
             raise UserError("no teacher given", "microrl teach --teacher MODEL, or --teacher RUN, or --resume FOLDER")
         name, top_k = teacher, 16 if top_k is None else top_k
-        config, adapter = _asked(
-            teacher, sets or [],
-            {
-                "data.name": data, "evaluation.samples": samples or 4, "evaluation.problems": problems or ALL,
-                "evaluation.temperature": temperature, "sampling.max_completion_tokens": max_tokens,
-                "engine.kind": engine or "auto",
-            },
-        )  # fmt: skip
+        defaults = {"evaluation.samples": 4, "evaluation.problems": ALL, "engine.kind": "auto"}
+        flags = {key: defaults.get(key) if value is None else value for key, value in flags.items()}
+        config, adapter = _asked(teacher, sets or [], flags | {"sampling.max_completion_tokens": max_tokens})
         folder = out or options.run_folder(f"teach-{options.run_name(None, teacher)}")
     machine.check(config, folder)
     prepare_hub(config, reads_data=True)

@@ -150,8 +150,7 @@ def evaluate_job(job: Job, console: RunConsole, on_measured: Callable[[Measured]
                     one.stem = free_stem(job.place, one.benchmark.stem, own)
                 if environment is not None:  # each benchmark has a system message and a limit of its own
                     environment.use_template(tokenizer, one.benchmark.config.data, stop_tokens(model, tokenizer))
-                sampled = _Sampled(weights.name, one, prompts, job.place, one.stem + "-base" * task.is_base, about)
-                on_measured(_evaluate(sampled, engine, update, job.share_s(number), console, environment))
+                on_measured(_evaluate(job, number, prompts, about, engine, update, console, environment))
 
 
 def _rendered(prepared: Sequence[Prepared], tokenizer: PreTrainedTokenizerBase, tools: ToolsOf) -> dict[str, list[Prompt]]:
@@ -181,45 +180,36 @@ def for_all(config: RunConfig, benchmarks: Sequence[Benchmark], prompts: Sequenc
     return config.model_copy(update={name: getattr(config, name).model_copy(update=section) for name, section in changes.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class _Sampled:
-    """A task with its questions as the model's prompts, and where its record goes."""
-
-    name: str
-    prepared: Prepared
-    prompts: Sequence[Prompt]
-    place: Path
-    stem: str
-    about: dict[str, Any]
-
-
 def _evaluate(
-    task: _Sampled,
+    job: Job,
+    number: int,
+    prompts: Sequence[Prompt],
+    about: dict[str, Any],
     engine: Engine,
     snapshot: AdapterSnapshot,
-    share_s: float | None,
     console: RunConsole,
     environment: Environment | None,
 ) -> Measured:
-    """Evaluate within `share_s` seconds. Raises UserError where they are too short for a single question."""
-    benchmark, prompts = task.prepared.benchmark, task.prompts
+    """Carry out a job's task of this number within its share. Raises UserError where that is too short for a single question."""
+    task, share_s = job.tasks[number], job.share_s(number)
+    benchmark, whole = task.prepared.benchmark, task.prepared.stem + "-base" * task.is_base
     config, sampling = benchmark.config, benchmark.sampling()
-    details = {**task.about, "engine": engine.name, "prompts_sha256": prompts_sha256(prompts), "packages": machine.packages()}
+    details = {**about, "engine": engine.name, "prompts_sha256": prompts_sha256(prompts), "packages": machine.packages()}
     header = {
         **details, "data": task.prepared.data["sha256"], "samples": sampling.group_size, "temperature": sampling.temperature,
         "top_p": sampling.top_p, "max_tokens": sampling.max_tokens, "seed": config.evaluation.seed,
     }  # fmt: skip
-    label = f"{benchmark.name}: {task.name}"
-    journal = FileJournal(task.place / f".{task.stem}.partial.jsonl", header, prompts, console.note)
+    label = f"{benchmark.name}: {task.weights.name}"
+    journal = FileJournal(job.place / f".{whole}.partial.jsonl", header, prompts, console.note)
     if journal.saved():
         console.note(f"{label}: continuing an evaluation that was killed after {len(journal.saved())} of {len(prompts)} problems")
     began = clock.now_s()
 
     def stem(answered: int) -> str:
-        return task.stem + (CUT if answered < len(prompts) else "")
+        return whole + (CUT if answered < len(prompts) else "")
 
     def keep(groups: Sequence[Group]) -> None:
-        attempt(partial(write_completions, task.place / f"{stem(len(groups))}.jsonl.gz", groups), console)
+        attempt(partial(write_completions, job.place / f"{stem(len(groups))}.jsonl.gz", groups), console)
 
     with closing(make_scorer(config)) as scorer, engine.awake(snapshot) as sampler:
         result = evaluate(

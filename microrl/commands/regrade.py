@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from microrl.config import RunConfig
-from microrl.config.part_weights import environment_parts, gdpo_weights
+from microrl.config.reward import environment_parts, gdpo_weights
 from microrl.errors import UserError
 from microrl.rewards.custom.probe import probe
 from microrl.rewards.scorer import RewardScorer, in_words, make_scorer

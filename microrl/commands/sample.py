@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import NamedTuple
 
 from microrl.commands.weights import environment_of, opened, trained
 from microrl.config import RunConfig
@@ -21,17 +20,11 @@ from microrl.train.setup import load_model
 from microrl.types import BASE, Completion, Sampling
 
 
-class Answers(NamedTuple):
-    """The completions of each model, "base" and "trained". `said`: what the environment has added to the question."""
-
-    sides: dict[str, tuple[Completion, ...]]
-    said: str
-
-
-def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, seed: int) -> Answers:
-    """`count` answers of each model, with the same random numbers. The environment gets a row that has the question alone.
-
-    Raises UserError.
+def answers(
+    config: RunConfig, run: RunFolder, question: str, *, count: int, seed: int
+) -> tuple[dict[str, tuple[Completion, ...]], str]:
+    """(answers of each model, "base" and "trained"; what the environment has added to the question). There are `count` of each,
+    with the same random numbers. The environment gets a row that has the question alone. Raises UserError.
     """
     final = run.final()
     select_engine(config)  # fails before anything is loaded
@@ -61,4 +54,4 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
                 sides[side] = group.completions
                 after = prompt.text.rfind(question.strip()) + len(question.strip())
                 said = group.prompt.text[after : after + len(group.prompt.text) - len(prompt.text)]
-    return Answers(sides, said)
+    return sides, said

@@ -54,9 +54,9 @@ class EnvironmentConfig(Section):
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         """One without a name is a text, as the configuration files of runs have it; `none` is None, as with `--set`."""
-        if value == "none":
-            return None
         given = (value,) if isinstance(value, str) else value
+        if given in (("none",), ["none"]):
+            return None
         if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
             return value
         names = [_named(one)[0] for one in given]

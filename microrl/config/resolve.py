@@ -11,8 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from microrl.config import other_names, paths, presets
-from microrl.config.distill import DistillConfig
-from microrl.config.losses import DistillLossConfig, GrpoConfig
+from microrl.config.losses import DistillConfig, DistillLossConfig, GrpoConfig
 from microrl.config.plugins import ALGORITHMS, entry_points
 from microrl.config.schema import RunConfig
 from microrl.config.section import Section

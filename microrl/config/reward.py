@@ -1,13 +1,26 @@
-"""The reward: what a completion earns for its format, its answer, its length, and by custom functions."""
+"""The reward: what a completion earns for its format, its answer, its length, and by custom functions.
+
+How these functions are named: `package.module:function=WEIGHT`, or an entry point.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from microrl.config.custom_rewards import parse_functions
+from microrl.config.environment import EnvironmentConfig
 from microrl.config.section import Positive, Section, or_one
+from microrl.types import BUILT_IN
+
+_DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_TARGET = re.compile(rf"{_DOTTED}:{_DOTTED}|[\w.-]+")
+EXAMPLE = "for example --reward my_rewards:brevity, or with a weight --reward my_rewards:brevity=0.5"
+NO_ENVIRONMENT = EnvironmentConfig()
 
 
 class OverlongConfig(Section):
@@ -57,3 +70,63 @@ class RewardConfig(Section):
     def _well_formed(cls, functions: tuple[str, ...]) -> tuple[str, ...]:
         parse_functions(functions)
         return functions
+
+
+def part_weights(config: RewardConfig, env: EnvironmentConfig = NO_ENVIRONMENT) -> dict[str, float]:
+    """The weight of every part of the reward by its name; functions come last, in their order, then the environment."""
+    overlong = {} if config.overlong is None else {"overlong": 1.0}  # its factor is in the penalty
+    own = {function.name: function.weight for function in parse_functions(config.functions)}
+    environments = dict.fromkeys(environment_parts(config, env).values(), 1.0)
+    return {"format": config.format_weight, "accuracy": config.accuracy_weight, **overlong, **own, **environments}
+
+
+def environment_parts(config: RewardConfig, env: EnvironmentConfig) -> dict[str, str]:
+    """What the reward of each environment is called, by the environment's name: as its class, or as its target where that name
+    is taken, by another environment's class, too."""
+    own = [function.name for function in parse_functions(config.functions)]
+    taken = Counter([*BUILT_IN, *own, *(one.class_name for one in env.each.values())])
+    return {name: str(one.target) if taken[one.class_name] > 1 else one.class_name for name, one in env.each.items()}
+
+
+def gdpo_weights(config: RewardConfig, env: EnvironmentConfig = NO_ENVIRONMENT) -> dict[str, float] | None:
+    """The weights of the parts where they are normalised apart; None where their sum is."""
+    return part_weights(config, env) if config.normalise == "apart" else None
+
+
+class RewardFunction(NamedTuple):
+    """`target` is `module:function`, or the name of an entry point; `name` is what its part of the reward is called."""
+
+    target: str
+    weight: float
+    name: str
+
+
+def parse_functions(given: Sequence[str]) -> tuple[RewardFunction, ...]:
+    """The functions of `reward.functions`, in order.
+
+    A part is called as its function; where two functions, or a function and a built-in part, have the same name, as its whole
+    target. Raises ValueError(message, hint).
+    """
+    functions = [_parse(one) for one in given]
+    names = Counter([function.name for function in functions] + list(BUILT_IN))
+    targets = Counter(function.target for function in functions)
+    for target, count in targets.items():
+        if count > 1:
+            raise ValueError(f"the reward `{target}` is given {count} times", "give it once, with the sum of the weights")
+    return tuple(function._replace(name=function.target) if names[function.name] > 1 else function for function in functions)
+
+
+def _parse(text: str) -> RewardFunction:
+    target, equals, written = (part.strip() for part in text.partition("="))
+    if _TARGET.fullmatch(target) is None:
+        hint = "name the module and not the file, without `.py` and with dots for folders; " if "/" in target else ""
+        raise ValueError(f"`{text[:200]}` is not a reward function", hint + EXAMPLE)
+    if target.partition(":")[0].endswith(".py"):
+        raise ValueError(f"`{target}` names a file", f"name its module: --reward {target.replace('.py', '', 1)}")
+    try:
+        weight = float(written) if equals else 1.0
+    except ValueError:
+        weight = math.nan
+    if not abs(weight) <= 1e12:
+        raise ValueError(f"the weight of the reward `{target}` must be a number within ±1e12, not `{written[:40]}`", EXAMPLE)
+    return RewardFunction(target, weight, target.rpartition(":")[2].rpartition(".")[2])

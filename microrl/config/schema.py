@@ -9,13 +9,11 @@ from pydantic import Field, model_validator
 from microrl.config import known_models
 from microrl.config.adapters import AdapterConfig, LoraConfig, TinyLoraConfig
 from microrl.config.data import DataConfig
-from microrl.config.distill import DistillConfig
 from microrl.config.environment import EnvironmentConfig
-from microrl.config.losses import CustomLossConfig, DistillLossConfig, GrpoConfig, LossConfig, MaxRlConfig
+from microrl.config.losses import CustomLossConfig, DistillConfig, DistillLossConfig, GrpoConfig, LossConfig, MaxRlConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
 from microrl.config.reward import RewardConfig
 from microrl.config.section import Decay, Fraction, Positive, Section, Seed, Temperature
-from microrl.config.sft import SftConfig
 from microrl.terminal import time_in_words
 
 
@@ -152,6 +150,30 @@ class OptimConfig(Section):
         if isinstance(values, dict) and "lr" in values and "step_kl" not in values:
             return {**values, "step_kl": None}
         return values
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning (SFT) before reinforcement learning."""
+
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    """Maximum minutes of SFT, part of the run's hours; None and no steps either: no SFT."""
+    steps: Positive | None = None
+    """Maximum number of SFT steps; bound a reproducible run by these instead of minutes."""
+    only: bool = False
+    """SFT without reinforcement learning (`microrl warmup`)."""
+    data: str | None = None
+    """Data set with worked solutions, as data.name, or a folder of `microrl teach`, whose tokens are learned as they are; None:
+    the run's data. Held-out and validation questions are never used."""
+    solution: str | None = None
+    """Column of the solution, reasoning included; None tries the usual names."""
+    lr: Annotated[float, Field(ge=0)] | None = None
+    """Initial learning rate; decays linearly to 0 over the phase. None: optim.lr."""
+    batch: Positive = 16
+    """Solutions per step."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.only or self.minutes is not None or self.steps is not None
 
 
 class SamplingConfig(Section):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -70,27 +68,11 @@ def located(config: ModelConfig, console: RunConsole) -> ModelConfig:
 
 
 def _made(name: str, lesson: Working, folder: Path, console: RunConsole) -> Path:
-    with _kept_in(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
-    try:
-        with lesson.begun() as tokenizer:
-            model = _make(f"pretraining the model of {name} (once; the result is cached)", lesson, tokenizer, console)
-        with _kept_in(folder.parent):
-            model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-            _rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _kept_in(folder.parent), files.whole_folder(folder) as temporary, lesson.begun() as tokenizer:
+        model = _make(f"pretraining the model of {name} (once; the result is cached)", lesson, tokenizer, console)
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
     return folder
-
-
-def _rename(temporary: Path, folder: Path) -> None:
-    try:
-        temporary.replace(folder)
-    except OSError:
-        if not (folder / "config.json").is_file():  # another process may have been faster
-            raise
 
 
 @contextmanager

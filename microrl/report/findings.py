@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from microrl.report.completions import answered, shown_text
-from microrl.report.finding import Finding, mean, steps_said
-from microrl.report.history import Event, History, finite
+from microrl.report.history import Event, Finding, History, finite, steps_said
 from microrl.report.updates import (
     FEW_UPDATES,
     MOSTLY,
@@ -164,9 +163,9 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     causes = Counter(cause_of(history, row) for row in history.rows)
     if not history.rows or not causes[None]:
         return
-    has_teacher = mean(history, "distill/kl") is not None  # who teaches any group, whatever its rewards are
+    has_teacher = history.mean("distill/kl") is not None  # who teaches any group, whatever its rewards are
     counts_accuracy = bool(history.setting("reward.accuracy_weight", 1.0)) and not has_teacher
-    accuracy = mean(history, "reward/accuracy")
+    accuracy = history.mean("reward/accuracy")
     few_right = counts_accuracy and accuracy is not None and accuracy < FEW_RIGHT and not is_clear
     if few_right:
         share = f"{accuracy:.1%} of the answers were" if accuracy else "not one answer was"
@@ -177,7 +176,7 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     if counts_accuracy and start > MOST_RIGHT and not is_clear:
         said = f"{start:.0%} of the answers were right from the start, so little was left to learn"
         yield Finding("too easy", said, advice_on("right", history), is_serious=True)
-    truncated = mean(history, "length/truncated")
+    truncated = history.mean("length/truncated")
     if truncated is not None and truncated > MUCH_TRUNCATED:
         said = f"on average {truncated:.0%} of the completions were cut at the length limit"
         yield Finding("truncated", said, advice_on("truncated", history), is_serious=True)
@@ -186,7 +185,7 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
         said = f"{failed:.0%} of the tool calls failed"
         advice = "read the tool results (microrl report); for wrong arguments, improve the docstrings; for slow tools, raise "
         yield Finding("tools fail", said, f"{advice}env.deadline_s", is_serious=not is_clear)
-    useful = mean(history, "groups/useful")
+    useful = history.mean("groups/useful")
     if useful is not None and useful < FEW_USEFUL and accuracy and not (has_teacher or few_right) and start <= MOST_RIGHT:
         cause: idle.Cause = "right" if accuracy >= MOSTLY else "wrong"
         differ = f"on average {useful:.0%} of the groups have differing rewards, and only these teach"
@@ -196,7 +195,7 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
 
 def _slow_rewards(history: History) -> Iterator[Finding]:
     """That a step waits for its rewards most of the time."""
-    waited_s, step_s = mean(history, "time/verify"), mean(history, "time/step")
+    waited_s, step_s = history.mean("time/verify"), history.mean("time/step")
     if waited_s is None or not step_s or waited_s <= MOSTLY_WAITING * step_s:
         return
     said = f"on average {waited_s:.1f} of the {step_s:.1f} s of a step were spent waiting for rewards after sampling had ended"
@@ -283,7 +282,7 @@ def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:
     if not is_cut and setting(bound) is not None:
         return f"raise {bound} (now {setting(bound)}) to {rest} or more"
     is_by_minutes = minutes is not None and setting("sft.steps") is None and sft < FEW_UPDATES
-    step_s = None if is_only_sft else mean(history, "time/step")
+    step_s = None if is_only_sft else history.mean("time/step")
     key, time, unit_s = "--hours ", history.summary.hours_budget if history.summary is not None else None, 3600.0
     if is_only_sft and is_by_minutes:
         key, time, unit_s = "sft.minutes=", minutes, 60.0

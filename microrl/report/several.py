@@ -12,8 +12,7 @@ from microrl.config.resolve import leaves
 from microrl.evaluation.answer import Answer, Method, answer
 from microrl.evaluation.result import Result
 from microrl.report.completions import shown_text
-from microrl.report.finding import Finding
-from microrl.report.history import History
+from microrl.report.history import Finding, History
 from microrl.report.updates import FEW_UPDATES, updates
 from microrl.report.verdict import Verdict, judge
 from microrl.terminal import alike, counted

@@ -172,15 +172,5 @@ def different_first(answer_pairs: Iterable[Pair]) -> list[Pair]:
     return [pair for _, pair in sorted(turns, key=lambda turn: turn[0])]
 
 
-def most_improved(run: Path) -> str | None:
-    """The question whose answers have become right most often in a run's own evaluations, the shortest of several; None: there is
-    none."""
-    gains: Counter[str] = Counter()
-    for pair in pairs(*own, []) if (own := evaluations(run).get(OWN[1])) else ():
-        gains[pair.question] += pair.trained_right - pair.base_right
-    best = max(gains, key=lambda question: (gains[question], -len(question)), default=None)
-    return best if best is not None and gains[best] > 0 else None
-
-
 def _key(line: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(line.get(name)) for name in ("question", "row", "sample"))

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from microrl.config.schema import OptimConfig
 from microrl.report.completions import answered
-from microrl.report.finding import Finding, steps_said
-from microrl.report.history import History
+from microrl.report.history import Finding, History, steps_said
 from microrl.run import idle
 from microrl.terminal import counted
 

@@ -11,9 +11,8 @@ from typing import Any, Literal
 from microrl.errors import UserError
 from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
-from microrl.report.finding import Finding
 from microrl.report.findings import ENDINGS, findings
-from microrl.report.history import History
+from microrl.report.history import Finding, History
 from microrl.report.updates import FEW_UPDATES, updates, updates_said
 from microrl.run.folder import control_of
 from microrl.run.summary import NAME, read_if_there

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,21 +13,9 @@ from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
 from microrl.report.transcripts import OWN
-from microrl.terminal import counted
+from microrl.terminal import counted, time_in_words
 
 UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """A stored evaluation: its estimates by name."""
-
-    run: str
-    name: str
-    questions: Any
-    samples: Any
-    settings: str
-    estimates: Mapping[str, Estimate]
 
 
 def facts(history: History) -> list[tuple[str, str]]:
@@ -97,8 +84,8 @@ def _cores(count: Any) -> str:
     return counted(count, "CPU core") if isinstance(count, int) else "CPU cores unknown"
 
 
-def evaluations(histories: Sequence[History]) -> list[Evaluated]:
-    """All stored evaluations of these runs."""
+def evaluations(histories: Sequence[History]) -> list[dict[str, Any]]:
+    """All stored evaluations of these runs, each with its estimates by name."""
     evaluated = []
     for history in histories:
         for name, tree in sorted(history.evaluations.items(), key=lambda item: _place(item[0])):
@@ -106,8 +93,10 @@ def evaluations(histories: Sequence[History]) -> list[Evaluated]:
             settings = tree.get("settings")
             listed = ", ".join(f"{key} {value}" for key, value in settings.items()) if isinstance(settings, Mapping) else ""
             if estimates:
-                run = shown_text(history.name), shown_text(name)
-                evaluated.append(Evaluated(*run, tree.get("questions"), tree.get("samples"), shown_text(listed), estimates))
+                evaluated.append({
+                    "run": shown_text(history.name), "name": shown_text(name), "questions": tree.get("questions"),
+                    "samples": tree.get("samples"), "settings": shown_text(listed), "estimates": estimates,
+                })  # fmt: skip
     return evaluated
 
 
@@ -157,12 +146,7 @@ def _number(value: Any, form: str) -> str:
 
 
 def _time(hours: Any) -> str:
-    if finite(hours) is None:
-        return UNKNOWN
-    seconds = hours * 3600
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.{1 if seconds < 1200 else 0}f} min" if seconds < 7200 else f"{hours:.1f} h"
+    return UNKNOWN if finite(hours) is None else time_in_words(hours)
 
 
 def _rate(history: History) -> str:

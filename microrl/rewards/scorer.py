@@ -10,8 +10,7 @@ from functools import partial
 from microrl.algorithm.overlong import soft_overlong_penalty
 from microrl.answers import has_format
 from microrl.config.environment import EnvironmentConfig
-from microrl.config.part_weights import NO_ENVIRONMENT, environment_parts, part_weights
-from microrl.config.reward import RewardConfig
+from microrl.config.reward import NO_ENVIRONMENT, RewardConfig, environment_parts, part_weights
 from microrl.config.schema import RunConfig
 from microrl.rewards.allowance import Allowance, Pair, Verdicts
 from microrl.rewards.answer_checker import CHILDREN, AnswerChecker, Verdict

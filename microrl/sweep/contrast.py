@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from microrl.evaluation.answer import Answer
 from microrl.evaluation.intervals import Estimate
@@ -44,13 +44,6 @@ class Contrast:
     """Of no difference."""
     p_adjusted: float | None = None
     """For the number of settings, by Holm's method."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "axis": self.axis, "values": list(self.values), "setting": self.setting, "seeds": list(self.seeds),
-            "accuracy": [one.to_json() for one in self.accuracy], "difference": self.difference.to_json(),
-            "minutes": list(self.minutes), "p": self.p, "p_adjusted": self.p_adjusted,
-        }  # fmt: skip
 
 
 def accuracies(folder: SweepFolder) -> list[tuple[str, Estimate]]:

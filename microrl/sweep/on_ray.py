@@ -25,9 +25,10 @@ from microrl.clock import now_s
 from microrl.errors import MachineFailure, UserError, invalid_value
 from microrl.run import child
 from microrl.run.folder import RunFolder
+from microrl.sweep.display import Display
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.schedule import NextTrial, side_by_side
-from microrl.sweep.sweep import OK, STOPPED, Base, Show, base_name, bases_to_evaluate, end, end_base, last_error, make_ready
+from microrl.sweep.sweep import OK, STOPPED, Base, base_name, bases_to_evaluate, end, end_base, last_error, make_ready
 
 SCHEME = "ray"
 RETRIES = 5
@@ -61,7 +62,7 @@ def refuse_if_missing() -> None:
         raise UserError("ray is not installed", "pip install 'ray>=2.50', or in your clone: pip install -e '.[ray]'") from None
 
 
-def run_trials(folder: SweepFolder, address: str, cpus: int | None, show: Show) -> None:
+def run_trials(folder: SweepFolder, address: str, cpus: int | None, show: Display) -> None:
     """Start or resume trials until all are over. Each trial asks for one GPU, or for `cpus` processors instead.
 
     `address`: of the cluster; empty for the one that runs on this machine, which is started where there is none.
@@ -84,7 +85,7 @@ def run_trials(folder: SweepFolder, address: str, cpus: int | None, show: Show) 
             ) from None
 
 
-def _train_all(folder: SweepFolder, task: Any, cpus: int | None, show: Show) -> None:
+def _train_all(folder: SweepFolder, task: Any, cpus: int | None, show: Display) -> None:
     import ray
 
     while starting := side_by_side(folder):
@@ -99,7 +100,7 @@ def _train_all(folder: SweepFolder, task: Any, cpus: int | None, show: Show) -> 
                 _end(folder, running.pop(reference), reference, show)
 
 
-def _evaluate_bases(folder: SweepFolder, bases: list[Base], task: Any, cpus: int | None, show: Show) -> None:
+def _evaluate_bases(folder: SweepFolder, bases: list[Base], task: Any, cpus: int | None, show: Display) -> None:
     show.note("evaluating the base model, for all trials that share it")
     running = []
     for base in bases:
@@ -111,7 +112,7 @@ def _evaluate_bases(folder: SweepFolder, bases: list[Base], task: Any, cpus: int
 
 
 @contextmanager
-def _connected(address: str, show: Show) -> Iterator[None]:
+def _connected(address: str, show: Display) -> Iterator[None]:
     import ray
 
     show.note(f"connecting to the Ray cluster {f'at {address}' if address else 'on this machine'}")
@@ -134,7 +135,7 @@ def _connected(address: str, show: Show) -> Iterator[None]:
         ray.shutdown()
 
 
-def _connect(address: str, show: Show) -> None:
+def _connect(address: str, show: Display) -> None:
     import ray
 
     quietly: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -209,7 +210,7 @@ def _status(reference: Any) -> tuple[int, str]:
         return 1, f"Ray gave up on the task: {str(error).partition(chr(10))[0]}"
 
 
-def _end(folder: SweepFolder, upcoming: NextTrial, reference: Any, show: Show) -> None:
+def _end(folder: SweepFolder, upcoming: NextTrial, reference: Any, show: Display) -> None:
     name = upcoming.trial.name
     status, why = _status(reference)
     if not why and status not in (OK, STOPPED):

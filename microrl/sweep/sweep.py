@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from microrl import clock, files
 from microrl.config import RunConfig
@@ -21,6 +21,7 @@ from microrl.evaluation.result import Result
 from microrl.files import BadFile
 from microrl.run import child, data_record
 from microrl.run.folder import RunFolder
+from microrl.sweep.display import Display
 from microrl.sweep.folder import BASES, FAILED, REFUSED, PlannedTrial, SweepFolder
 from microrl.sweep.schedule import STARTED, NextTrial, next_trial
 
@@ -41,19 +42,7 @@ class Work(NamedTuple):
     """(run folder, configuration as JSON): evaluate the untouched model into it."""
 
 
-class Show(Protocol):
-    """What the sweep tells of itself."""
-
-    def started(self, upcoming: NextTrial, status: str) -> None: ...
-
-    def waiting(self) -> None: ...
-
-    def ended(self, trial: PlannedTrial, status: int, why: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
-def run_trials(folder: SweepFolder, work: Work, show: Show, *, started: float) -> None:
+def run_trials(folder: SweepFolder, work: Work, show: Display, *, started: float) -> None:
     """Start or resume trials until all are over. `started`: when this process began, on the clock of `clock.now_s`.
 
     Raises KeyboardInterrupt after a signal, when the trial in progress has been saved, and OSError.
@@ -75,7 +64,7 @@ def run_trials(folder: SweepFolder, work: Work, show: Show, *, started: float) -
     folder.save_clock(elapsed_s())
 
 
-def _make(folder: SweepFolder, upcoming: NextTrial, work: Work, show: Show, on_wait: Callable[[], None]) -> None:
+def _make(folder: SweepFolder, upcoming: NextTrial, work: Work, show: Display, on_wait: Callable[[], None]) -> None:
     name, path = upcoming.trial.name, folder.trial(upcoming.trial.name)
     show.started(upcoming, folder.status(name))
     is_fresh = make_ready(folder, upcoming)
@@ -99,7 +88,7 @@ def make_ready(folder: SweepFolder, upcoming: NextTrial) -> bool:
     return True
 
 
-def end(folder: SweepFolder, trial: PlannedTrial, status: int, why: str, show: Show) -> None:
+def end(folder: SweepFolder, trial: PlannedTrial, status: int, why: str, show: Display) -> None:
     """Record and tell how an attempt at a trial ended: with an exit status, and what went wrong. Raises OSError."""
     if status == USAGE:  # of the user's input: another attempt would end as this one
         why = why.removesuffix(f" ({_exited(status)})")
@@ -206,7 +195,7 @@ def base_name(key: str) -> str:
     return f"base-{key}"
 
 
-def end_base(folder: SweepFolder, base: Base, status: int, show: Show) -> None:
+def end_base(folder: SweepFolder, base: Base, status: int, show: Display) -> None:
     """Tell how the evaluation of an untouched model ended: with an exit status, and its result or none. Raises OSError."""
     name = base_name(base.path.name)
     if status != OK or not _before(base.path):
@@ -234,7 +223,7 @@ def _answered(base: Path) -> int:
     return 0
 
 
-def _evaluate_base(folder: SweepFolder, upcoming: NextTrial, work: Work, show: Show, on_wait: Callable[[], None]) -> bool:
+def _evaluate_base(folder: SweepFolder, upcoming: NextTrial, work: Work, show: Display, on_wait: Callable[[], None]) -> bool:
     """Evaluate an untouched model, if one has to be; returns whether it was."""
     bases = bases_to_evaluate(folder, upcoming.hours)
     if not bases:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from microrl import algorithm, clock
 from microrl.config import RunConfig
-from microrl.config.part_weights import gdpo_weights
+from microrl.config.reward import gdpo_weights
 from microrl.data.sampler import PromptSampler
 from microrl.files import BadFile, Count, Seconds
 from microrl.limits import SCREENING_FRACTION

@@ -10,7 +10,7 @@ from microrl import algorithm
 from microrl.algorithm.advantages import shuffled
 from microrl.algorithm.batch import Batch, assemble
 from microrl.config import RunConfig
-from microrl.config.part_weights import gdpo_weights
+from microrl.config.reward import gdpo_weights
 from microrl.environments.transcript import as_text
 from microrl.errors import first_line
 from microrl.models import gpu

@@ -97,9 +97,11 @@ def test_the_table_shows_every_pair_and_the_spread(inside, model_folder, peer, o
     ours(1.0, 3.0)
     done = inside("bench", "peer", "--peer", peer(answers(4.0, 8.0)), "--model", model_folder, "--pairs", 2)
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert lines[1] == ["1", "1", "s", "4", "s", "0.250", "2", "GB", "8", "GB", "0.250"]
-    assert lines[2][0] == "2" and lines[2][5] == "0.750"
-    assert done.stdout.splitlines()[3:] == ["step_ratio 0.500 (0.250..0.750)", "memory_ratio 0.250 (0.250..0.250)"]
+    names = ["step_s", "steps_s", "peak_rss_gb"]
+    assert lines[0] == [*(f"{side}.{name}" for side in ("microrl", "peer") for name in names), "step_ratio", "memory_ratio"]
+    assert lines[1] == ["1", "9,", "1", "2", "4", "9,", "4", "8", "0.25", "0.25"]
+    assert lines[2] == ["3", "9,", "3", "2", "4", "9,", "4", "8", "0.75", "0.25"]
+    assert done.stdout.splitlines()[3:5] == ["step_ratio 0.5 (0.25..0.75)", "memory_ratio 0.25 (0.25..0.25)"]
     assert "pair 2 of 2: TRL 1.16.0 4 s per step, 8 GB" in done.stderr
 
 
@@ -125,7 +127,7 @@ def test_both_sides_alternate_and_do_the_same_work(inside, model_folder, peer, o
     ],
 )
 def test_both_sides_have_the_same_tools(target, theirs, inside, model_folder, peer, ours, calls):
-    """The peer is told where the class is; how often it was called stands below the table, by side."""
+    """The peer is told where the class is; how often it was called stands in the table, by side."""
     ours(1.0, 3.0)
     spoken = peer(answers(4.0, 8.0, tokens_per_step=600, calls=0.5))
     done = inside("bench", "peer", "--peer", spoken, "--model", model_folder, "--pairs", 2, "--env", target, cwd=HELPERS)
@@ -134,10 +136,10 @@ def test_both_sides_have_the_same_tools(target, theirs, inside, model_folder, pe
     assert set(calls.read_text().splitlines()[1:]) == {
         f"microrl {model_folder} {work} {target}", f"peer --model {model_folder} {work} {theirs}"
     }  # fmt: skip
-    assert done.stdout.splitlines()[3:5] == [
-        "microrl: 0.25 tool calls per completion, 500 tokens per step with tool results",
-        "TRL: 0.50 tool calls per completion, 600 tokens per step with tool results",
-    ]
+    head, first, *_ = [line.split() for line in done.stdout.splitlines()]
+    shown = dict(zip(head, [word for word in first if word != "9,"], strict=True))
+    counted = [[shown[f"{side}.{name}"] for name in ("calls", "tokens_per_step")] for side in ("microrl", "peer")]
+    assert counted == [["0.25", "500"], ["0.5", "600"]]
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,13 @@ def test_a_calibration_comes_from_rates_sampling_and_update():
     (point,) = found.points
     assert (point.decode, point.update, point.parameters) == ({"shared": 2.5}, 1.5, 300_000) and found.start_s is None
     text = page(measure.report([*outcomes, outcome("cycles", None, error="it | crashed")], found))
-    assert "| tiny | 4 | shared 2.50 | 1.50 |" in text and "**failed**: it / crashed" in text
+    assert "## cycles: failed: it | crashed, 1 s\n" in text and "product_tflops.float32 0.05\n" in text
+    lines = [line.split() for line in text.partition("## calibration")[2].splitlines()]
+    (at,) = [number for number, line in enumerate(lines) if line[:1] == ["shape"]]
+    assert lines[at : at + 2] == [
+        ["shape", "parameters", "rank", "decode.shared", "update"],
+        ["tiny", "300000", "4", "2.5", "1.5"],
+    ]
     for left_out in range(3):
         assert measure.calibration_of(outcomes[:left_out] + outcomes[left_out + 1 : 3]) is None
 
@@ -167,7 +173,7 @@ def test_this_machine_is_measured_and_its_plan_uses_it(microrl, tmp_path):
     assert done.returncode == 0, done.stderr
     value = json.loads((tmp_path / "out" / "measured.json").read_text())
     assert all(stage["error"] is None for stage in value["stages"]) and value["calibration"]["source"] == calibration.HERE
-    assert "| tiny | 4 | shared " in (tmp_path / "out" / "measured.md").read_text()
+    assert "## sampling, tiny: passed, " in (tmp_path / "out" / "measured.md").read_text()
     planned = microrl("plan", "quickstart", "--gpu", "cpu", "--json", **cache)
     assert json.loads(planned.stdout)["times"].startswith("measured here")
     assert here.calibration_name(devices.cpu(2, 24.0)) == value["calibration"]["device"]

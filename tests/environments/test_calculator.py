@@ -7,7 +7,7 @@ import pytest
 from command_line import in_process
 
 from microrl.config import resolve
-from microrl.config.part_weights import part_weights
+from microrl.config.reward import part_weights
 from microrl.environments.builtin.calculator import Calculator
 from microrl.environments.process import Instances
 

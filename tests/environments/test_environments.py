@@ -18,7 +18,7 @@ from tool_templates import BAD, FAMILIES, GOOD, of_family
 
 from microrl.config import resolve
 from microrl.config.data import BOXED
-from microrl.config.part_weights import part_weights
+from microrl.config.reward import part_weights
 from microrl.data.load import Question
 from microrl.data.prompts import render, render_all
 from microrl.environments.calls import NO_JSON, Call, parser
@@ -487,3 +487,9 @@ def test_what_a_template_writes_only_behind_a_last_turn_is_no_part_of_an_answer(
     tokenizer.chat_template = GOOD.replace(start, f"{start} + {empty}")
     ids = Continuation(tokenizer, [{"type": "function", "function": {"name": "add"}}], None).ids([("add", "7")])
     assert tokenizer.decode(ids) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("given", ["none", ("none",), ["none"]])
+def test_none_takes_the_tools_away(given):
+    assert resolve(["quickstart-tools"]).env.target == "calculator"
+    assert resolve(["quickstart-tools"], {"env.target": given}).env.target is None

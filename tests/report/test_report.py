@@ -347,7 +347,7 @@ def test_a_run_that_is_going_on_is_drawn_as_far_as_it_is(tmp_path):
     for name in ("heartbeat.json", "config.json"):
         os.utime(folder / name, (old, old))
     stopped = History.load(folder)
-    assert stopped.status() == "not finished" and dict(facts(stopped))["time"] == "29 s"
+    assert stopped.status() == "not finished" and dict(facts(stopped))["time"] == "29 seconds"
     (folder / "summary.json").write_text(json.dumps(ending()))
     os.utime(folder / "summary.json", (old, old))
     resumed = RunFolder(folder)

@@ -18,9 +18,8 @@ from microrl.algorithm.advantages import advantages, gdpo_advantages
 from microrl.algorithm.batch import assemble
 from microrl.cli import early
 from microrl.config import resolve
-from microrl.config.custom_rewards import parse_functions
 from microrl.config.data import DataConfig
-from microrl.config.reward import RewardConfig
+from microrl.config.reward import RewardConfig, parse_functions
 from microrl.data.load import load_questions
 from microrl.errors import UserError
 from microrl.rewards.custom.functions import KILLS, CustomRewards

@@ -16,11 +16,11 @@ import pytest
 from command_line import in_process
 from made_run import ending
 
-from microrl.cli.sweep_display import Display
 from microrl.config import presets
 from microrl.errors import UserError
 from microrl.run.folder import RunFolder
 from microrl.sweep import schedule
+from microrl.sweep.display import Display
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.grid import Grid
 

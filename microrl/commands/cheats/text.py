@@ -10,6 +10,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
@@ -119,12 +120,8 @@ def _near(case: Case) -> Found:
 
 def _decimal(number: Fraction) -> str:
     """Exactly: numerators of `_near` have finitely many digits."""
-    digits = 0
-    while number.denominator != 1 and digits < 40:
-        number, digits = number * 10, digits + 1
-    text = str(abs(number.numerator)).zfill(digits + 1)
-    whole, part = (text[:-digits], text[-digits:]) if digits else (text, "")
-    return f"{'-' * (number < 0)}{whole}{'.' * bool(part)}{part}"
+    with localcontext(prec=80):
+        return format(Decimal(number.numerator) / number.denominator, "f")
 
 
 def _words(case: Case) -> Found:

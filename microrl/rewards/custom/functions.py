@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from microrl.clock import now_s
-from microrl.config.custom_rewards import RewardFunction, parse_functions
-from microrl.config.reward import RewardConfig
+from microrl.config.reward import RewardConfig, RewardFunction, parse_functions
 from microrl.errors import UserError
 from microrl.rewards.custom.process import CustomProcess
 from microrl.sandbox.worker import LOOK_S, Cancelled, NoReply, never

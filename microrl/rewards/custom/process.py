@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from microrl.clock import now_s
-from microrl.config.custom_rewards import EXAMPLE, GROUP, parse_functions
-from microrl.config.plugins import refuse_missing
-from microrl.config.reward import RewardConfig
+from microrl.config.plugins import REWARDS, refuse_missing
+from microrl.config.reward import EXAMPLE, RewardConfig, parse_functions
 from microrl.errors import UserError, did_you_mean
 from microrl.sandbox import levels
 from microrl.sandbox.environment import clean
@@ -28,7 +27,7 @@ class CustomProcess(Worker):
     `group` is that of its entry points, `folder` where its module may be besides the installed packages, which `key` names.
     """
 
-    what, group, key, server = "reward", GROUP, "reward.path", ""
+    what, group, key, server = "reward", REWARDS, "reward.path", ""
 
     def __init__(self, target: str, folder: str | None, *, confined: bool = False) -> None:
         super().__init__()
@@ -104,6 +103,6 @@ def refuse_unusable(config: RewardConfig) -> None:
         )
     for function in parse_functions(config.functions):
         refuse_missing(
-            function.target, what="reward", group=GROUP, folder=config.path, key="reward.path",
+            function.target, what="reward", group=REWARDS, folder=config.path, key="reward.path",
             example=f"a custom function is MODULE:FUNCTION, {EXAMPLE}",
         )  # fmt: skip

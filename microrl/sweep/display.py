@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from statistics import fmean
 
-from microrl.cli.output import say
-from microrl.terminal import counted, time_in_words
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.live import Live
-
-    from microrl.run import follow
-    from microrl.sweep.folder import PlannedTrial, SweepFolder
-    from microrl.sweep.schedule import NextTrial
+from microrl.clock import now_s
+from microrl.run import follow, heartbeat
+from microrl.run.view import clock
+from microrl.sweep.folder import OVER, PlannedTrial, SweepFolder
+from microrl.sweep.forecast import plan_of
+from microrl.sweep.schedule import NextTrial
+from microrl.sweep.table import lines
+from microrl.terminal import counted, say, time_in_words
 
 SHOW_S = 0.5
 """Seconds between two looks at the trial in progress."""
@@ -22,8 +25,6 @@ class Display:
     """Lines on standard error; on a terminal, how far the trial in progress is. Both say how long the whole sweep will take."""
 
     def __init__(self, folder: SweepFolder) -> None:
-        from rich.console import Console
-
         self._folder, self._count = folder, len(folder.plan.trials)
         self._console, self._shown_s = Console(stderr=True), 0.0
         self._live: Live | None = None
@@ -33,19 +34,12 @@ class Display:
 
     def times(self) -> str:
         """Elapsed time and time to go of the whole sweep, trials one after the other."""
-        from microrl.run.view import clock
-
         left_s = self._left_s()
         to_go = "" if left_s is None else f", about {clock(left_s)} to go"
         return f"whole sweep: {clock(self._folder.elapsed_s())} elapsed{to_go}"
 
     def _left_s(self) -> float | None:
         """By the sweep's hours, or else by what the trials that have ended took, or by the plan; None if none of them says."""
-        from statistics import fmean
-
-        from microrl.run import heartbeat
-        from microrl.sweep.folder import OVER
-
         folder = self._folder
         if folder.plan.hours is not None:
             return max(folder.plan.hours * 3600 - folder.elapsed_s(), 0.0)
@@ -62,16 +56,12 @@ class Display:
         return left_s
 
     def _whole_s(self, trial: PlannedTrial) -> float | None:
-        from microrl.sweep.forecast import plan_of
-
         if trial.name not in self._planned_s:
             plan = plan_of(self._folder.config(trial))
             self._planned_s[trial.name] = None if plan is None else plan.hours * 3600
         return self._planned_s[trial.name]
 
     def started(self, upcoming: NextTrial, status: str) -> None:
-        from microrl.run import follow
-
         name = upcoming.trial.name
         self._head = f"{[trial.name for trial in self._folder.plan.trials].index(name) + 1}/{self._count} {name}"
         steps = upcoming.trial.config["budget"]["steps"]
@@ -82,14 +72,9 @@ class Display:
 
     def waiting(self) -> None:
         """Only here, in the process that waits: one that is forked must not have a display."""
-        from microrl import clock
-
-        if not self._console.is_terminal or clock.now_s() - self._shown_s < SHOW_S:
+        if not self._console.is_terminal or now_s() - self._shown_s < SHOW_S:
             return
-        self._shown_s = clock.now_s()
-        from rich.live import Live
-        from rich.text import Text
-
+        self._shown_s = now_s()
         rows = [] if self._lines is None else self._lines.new()
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -103,8 +88,6 @@ class Display:
         self._live.update(Text(f"{self._head}{self._said}; {self.times()}"), refresh=True)
 
     def ended(self, trial: PlannedTrial, status: int, why: str) -> None:
-        from microrl.sweep.table import lines
-
         self.close()
         (line,) = [line for line in lines(self._folder) if line.trial.name == trial.name]
         if why:
