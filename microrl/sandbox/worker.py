@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,17 @@ ENDING_S = 1.0
 """How long a process that has closed its pipes may take to end."""
 Cancelled = Callable[[], bool]
 """Whether nobody wants the result any more."""
+
+
+KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TZ")
+
+
+def clean() -> dict[str, str]:
+    """The environment of a process that will be confined: the few variables that Python needs, its search path as it is here, and
+    one thread for numeric libraries. Nothing of the user's, such as a token, is then in its memory."""
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    path = os.pathsep.join(entry for entry in sys.path if entry and os.path.isabs(entry))
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HOME": "/nonexistent"}
 
 
 def never() -> bool:

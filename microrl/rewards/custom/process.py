@@ -13,8 +13,7 @@ from microrl.config.plugins import refuse_missing
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError, did_you_mean
 from microrl.sandbox import levels
-from microrl.sandbox.environment import clean
-from microrl.sandbox.worker import NO_ANSWER, Cancelled, NoReply, Worker, never
+from microrl.sandbox.worker import NO_ANSWER, Cancelled, NoReply, Worker, clean, never
 
 HOST = str(Path(__file__).with_name("host.py"))
 """Run as a file: it needs nothing of this package, and starts in a tenth of a second."""
