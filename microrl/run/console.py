@@ -122,11 +122,11 @@ class RunConsole:
         left = f", {clock((now_s() - began) / made * (total - done))} to go" if is_known else ""
         self.status(f"{label}: {done}/{total}{more}{left}")
 
-    def progress(self, items: Iterable[Item], total: int, label: str, more: Callable[[], str] = str) -> Iterator[Item]:
-        """Pass the items through and show how many of `total` are done, and what `more` says then."""
+    def progress(self, items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
+        """Pass the items through and show how many of `total` are done."""
         self.count(0, total, label)
         for number, item in enumerate(items, 1):
-            self.count(number, total, label, more())
+            self.count(number, total, label)
             yield item
 
     def expect(self, left_s: float) -> None:
