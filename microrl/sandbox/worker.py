@@ -60,8 +60,12 @@ class Lines:
 
     def send(self, request: Any, until: float, is_cancelled: Cancelled, descriptor: int | None = None) -> None:
         """Write a request, to another pipe where one is named. Raises NoReply where not all of it can be written in time."""
+        self.send_line(json.dumps(request).encode("ascii"), until, is_cancelled, descriptor)
+
+    def send_line(self, line: bytes, until: float, is_cancelled: Cancelled, descriptor: int | None = None) -> None:
+        """As `send`."""
         descriptor = self._writes if descriptor is None else descriptor
-        view = memoryview(json.dumps(request).encode("ascii") + b"\n")
+        view = memoryview(line + b"\n")
         try:
             while view:
                 _wait(descriptor, select.POLLOUT, until, is_cancelled)
@@ -71,6 +75,13 @@ class Lines:
 
     def receive(self, until: float, is_cancelled: Cancelled) -> Any:
         """The next reply. Raises NoReply, also for what is no JSON."""
+        try:
+            return json.loads(self.receive_line(until, is_cancelled))
+        except (ValueError, RecursionError):
+            raise NoReply(NO_ANSWER) from None
+
+    def receive_line(self, until: float, is_cancelled: Cancelled) -> bytes:
+        """The next line. Raises NoReply."""
         parts = [self._unread]
         while b"\n" not in parts[-1]:
             _wait(self._reads, select.POLLIN, until, is_cancelled)
@@ -81,10 +92,7 @@ class Lines:
                 raise NoReply(f"it sent more than {LONGEST_REPLY:,} bytes")
             parts.append(data)
         line, _, self._unread = b"".join(parts).partition(b"\n")
-        try:
-            return json.loads(line)
-        except (ValueError, RecursionError):
-            raise NoReply(NO_ANSWER) from None
+        return line
 
 
 class Worker:
