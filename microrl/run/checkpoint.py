@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from microrl import files
 from microrl.adapters.adapter import Adapter
 from microrl.adapters.folder import write
+from microrl.errors import UserError
 from microrl.files import STRICT, BadFile, Count, Fraction, Seconds
 from microrl.policy.optimizer import Steering
 from microrl.policy.policy import Policy
@@ -221,9 +222,13 @@ def read_state(folder: Path) -> State:
 def restore(folder: Path, policy: Policy) -> None:
     """Load a checkpoint into the policy and the random generators. Raises UserError for another adapter's checkpoint and BadFile
     for a damaged one, and then changes nothing."""
-    state, rng_states = read_state(folder), generators.checked(_tensors(folder / _RNG), folder / _RNG)
-    load_weights(folder, policy)
-    generators.restore(rng_states)
+    state, rng_states, before = read_state(folder), _tensors(folder / _RNG), generators.states()
+    try:
+        generators.restore(rng_states, folder / _RNG)
+        load_weights(folder, policy)
+    except UserError:
+        generators.restore(before, folder)
+        raise
     policy.version = state.version
 
 
