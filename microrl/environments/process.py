@@ -70,6 +70,8 @@ class Instances(CustomProcess):
         self._bounds = Bounds(memory_bytes, confined=config.confine or config.is_built_in, strict=config.is_strict)
         self._folder_lock = -1
         self._lock = Lock()
+        self.open: set[Instance] = set()
+        """Those that have not been ended; set operations are atomic."""
         self._channel: socket.socket | None = None
         self._theirs = -1
         self._closed = False
@@ -175,6 +177,7 @@ class Instance:
         self._runs = True
         self._pipes: tuple[int, ...] = (ask, answers)
         self._lines = Lines(ask, answers, self._kill)
+        owner.open.add(self)
 
     def ask(self, request: dict[str, Any], deadline_s: float, is_cancelled: Cancelled = never) -> dict[str, Any]:
         """The answer to one request. Raises NoReply; the instance is then of no more use."""
@@ -191,6 +194,7 @@ class Instance:
 
     def end(self) -> None:
         """End its process. May be called twice."""
+        self._owner.open.discard(self)
         for descriptor in self._pipes:
             os.close(descriptor)
         self._pipes = ()
