@@ -60,10 +60,6 @@ class BrokenTrainer(SyncNotProved):
     """The trainer's own scores are not finite, so nothing can be proved: no fault of the engine."""
 
 
-class CheckpointSetAside(Exception):
-    """The checkpoint to resume from does not fit the policy and was renamed. There is an older one, for the next attempt."""
-
-
 def first_line(error: BaseException) -> str:
     """What an error says first, or its kind; libraries add a page."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

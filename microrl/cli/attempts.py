@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from microrl.cli.output import OK, STOPPED, in_run, keep_traceback, say
-from microrl.errors import CheckpointSetAside, Explained, MachineFailure, UserError
+from microrl.errors import Explained, MachineFailure, UserError
 from microrl.terminal import TolerantStream, counted, time_in_words
 
 if TYPE_CHECKING:
@@ -86,8 +86,6 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
             with interrupts.held("loading"):
                 from microrl.train.loop import train as run
             summary = run(config, folder, started=started, resume=resume, is_extended=is_extended, on_hang=on_hang)
-    except CheckpointSetAside:
-        return AGAIN
     except (Explained, OSError) as error:
         change = fallback.record(config, folder, error) if isinstance(error, Explained) else None
         if change is None:

@@ -70,7 +70,7 @@ def plan(
         raise UserError("--starts and --detect are two different tables", "pass one of them")
     from microrl.cli import early
     from microrl.config import keys_set, resolve
-    from microrl.environments.length import schema_tokens
+    from microrl.environments.process import schema_tokens
     from microrl.plan.source import shape_of
 
     config = _bounded(resolve(presets or (), flags, sets or ()))

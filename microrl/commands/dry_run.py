@@ -12,7 +12,7 @@ from microrl.config.schema import DataConfig, ModelConfig
 from microrl.data.load import ARITHMETIC, Question, load_questions, split
 from microrl.data.prompts import ToolsOf, messages, no_tools, render, to_prompt
 from microrl.environments.conversation import Environment
-from microrl.environments.length import tokens_of
+from microrl.environments.process import tokens_of
 from microrl.errors import UserError
 from microrl.models import driver
 from microrl.plan import here, make

@@ -7,7 +7,7 @@ from typing import Any
 
 from microrl.config import RunConfig, catalogue
 from microrl.data.load import load_questions, split
-from microrl.environments.length import schema_tokens
+from microrl.environments.process import schema_tokens
 from microrl.errors import UserError
 from microrl.evaluation.benchmark import Benchmark
 from microrl.evaluation.power import smallest_gain

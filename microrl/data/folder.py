@@ -28,8 +28,7 @@ def rows_of_folder(folder: Path, split: str, subset: str | None, distinct: Disti
     """
     try:
         if (folder / _SAVED_SPLITS).is_file():
-            names = _texts(folder / _SAVED_SPLITS, _record(folder / _SAVED_SPLITS, "splits"))
-            return _saved(folder / _chosen(split, names, folder), distinct)
+            return _saved(folder / _chosen(split, _listed(folder / _SAVED_SPLITS, "splits"), folder), distinct)
         if (folder / _SAVED).is_file():
             return _saved(folder, distinct)
         if not (files := _files(folder)):
@@ -47,21 +46,15 @@ def has_data(folder: Path) -> bool:
 
 def _saved(folder: Path, distinct: Distinct | None) -> Iterator[Row]:
     """The rows of one split that `datasets.save_to_disk` has written: Arrow files, listed in state.json."""
-    listed = _record(folder / _SAVED, "_data_files")
-    files = None if listed is None else [file.get("filename") if isinstance(file, dict) else None for file in listed]
-    return chain.from_iterable(rows_of_arrow(folder / name, distinct) for name in _texts(folder / _SAVED, files))
+    return chain.from_iterable(rows_of_arrow(folder / name, distinct) for name in _listed(folder / _SAVED, "_data_files"))
 
 
-def _record(path: Path, key: str) -> list[Any] | None:
-    """The list under a key of a JSON file; None where there is none. Raises BadFile."""
-    record = read_json(path, dict[str, Any], follow=True)
-    entries = record.get(key)
-    return entries if isinstance(entries, list) else None
-
-
-def _texts(path: Path, values: object) -> list[str]:
-    """Names of files or folders in the same folder. Raises UserError for anything else."""
-    if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
+def _listed(path: Path, key: str) -> list[str]:
+    """The names of files or folders in the same folder that a JSON file lists. Raises UserError for anything else."""
+    entries = read_json(path, dict[str, Any], follow=True).get(key)
+    listed = entries if isinstance(entries, list) else []
+    values: list[Any] = [one.get("filename") if isinstance(one, dict) else one for one in listed]
+    if not values or not all(isinstance(value, str) for value in values):
         raise UserError(f"{path} lists no data", "save the data set again, or pass a .jsonl, .json, .csv or .parquet file")
     if any(Path(value).name != value or value == ".." for value in values):
         raise UserError(f"{path} names a file outside of its folder", "save the data set again")

@@ -135,17 +135,10 @@ def _csv(text: str, path: Path) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)
     # Strict: otherwise an unclosed quotation mark puts the rest of the file into one cell.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header: list[str] | None = None
-    number = 0
     try:
-        for cells in reader:
-            if not cells:
-                continue
-            if header is None:
-                header = cells
-                _refuse_repeats(header, path)
-                continue
-            number += 1
+        header = next(filter(None, reader), [])  # an empty line is no row
+        _refuse_repeats(header, path)
+        for number, cells in enumerate(filter(None, reader), 1):
             if len(cells) > len(header):
                 raise UserError(
                     f"{path}, row {number}: {len(cells)} cells, but the header has {len(header)} columns",

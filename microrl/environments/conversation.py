@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from threading import Lock
 from typing import Any
 
 from microrl.clock import now_s
@@ -19,7 +18,7 @@ from microrl.environments.process import Described, Instance, Instances
 from microrl.environments.template import Continuation
 from microrl.errors import UserError
 from microrl.rewards.custom.host import LARGEST
-from microrl.sandbox.worker import NO_ANSWER, NoReply
+from microrl.sandbox.worker import NO_ANSWER, Cancelled, NoReply
 from microrl.types import Completion, Episode, Prompt
 
 LONGEST_ERROR = 1000
@@ -32,6 +31,7 @@ class Environment:
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config = config
         self.kinds = {name: Kind(one) for name, one in config.each.items()}
+        self._given_up = 0
 
     @property
     def only(self) -> Kind:
@@ -61,39 +61,39 @@ class Environment:
 
     def begin(self, prompt: Prompt) -> Conversation:
         """See `EpisodeEnvironment.begin`. Raises UserError where `reset` fails."""
-        return self.kinds[self._config.name_for(prompt)].begin(prompt)
+        given_up = self._given_up
+        return self.kinds[self._config.name_for(prompt)].begin(prompt, lambda: self._given_up != given_up)
 
     def give_up(self) -> None:
         """See `EpisodeEnvironment.give_up`."""
-        for kind in self.kinds.values():
-            kind.give_up()
+        self._given_up += 1
 
     def end(self) -> None:
         """See `EpisodeEnvironment.end`."""
         for kind in self.kinds.values():
-            kind.end()
+            for instance in [*kind.instances.open]:
+                instance.end()
 
     def close(self) -> None:
         """End the processes."""
+        self.give_up()
+        self.end()
         for kind in self.kinds.values():
-            kind.close()
+            kind.instances.close()
 
 
 class Kind:
-    """One class, and the instances of the episodes that are going on."""
+    """One class, and its words in the model's chat template."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config = config
-        self._instances = Instances(config)
+        self.instances = Instances(config)
         self.deadline_s = config.deadline_s
-        self._open: set[Instance] = set()
-        self._lock = Lock()
-        self._given_up = 0
 
     @cached_property
     def described(self) -> Described:
         """What its class offers; asking for it first takes seconds. Raises UserError for a class that cannot be used."""
-        return self._instances.describe()
+        return self.instances.describe()
 
     def use_template(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
         """See `Environment.use_template`."""
@@ -102,17 +102,10 @@ class Kind:
         self.parse = parser(tokenizer, self.continuation.opening, self.continuation.call, self.described.tools)
         self._data = data
 
-    def begin(self, prompt: Prompt) -> Conversation:
+    def begin(self, prompt: Prompt, is_cancelled: Cancelled) -> Conversation:
         """See `Environment.begin`."""
-        given_up = self._given_up
-
-        def is_cancelled() -> bool:
-            return self._given_up != given_up
-
         try:
-            instance = self._instances.begin()
-            with self._lock:
-                self._open.add(instance)
+            instance = self.instances.begin()
             # What runs a model's code could find the right answer in its own memory.
             row = {} if self._config.target in RUNS_CODE else json.loads(prompt.raw)
             reply = instance.ask({"reset": row}, self._config.deadline_s, is_cancelled)
@@ -141,32 +134,11 @@ class Kind:
             )
         return replace(prompt, text=rendered.text, token_ids=rendered.token_ids)
 
-    def give_up(self) -> None:
-        """See `EpisodeEnvironment.give_up`."""
-        self._given_up += 1
-
-    def end(self) -> None:
-        """See `EpisodeEnvironment.end`."""
-        for instance in [*self._open]:
-            self.closed(instance)
-
-    def closed(self, instance: Instance) -> None:
-        """An instance is needed no more."""
-        with self._lock:
-            self._open.discard(instance)
-        instance.end()
-
-    def close(self) -> None:
-        """End the processes."""
-        self.give_up()
-        self.end()
-        self._instances.close()
-
 
 class Conversation:
     """See `EpisodeConversation`. `is_cancelled()`: nobody waits any more."""
 
-    def __init__(self, environment: Kind, instance: Instance, prompt: Prompt, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(self, environment: Kind, instance: Instance, prompt: Prompt, is_cancelled: Cancelled) -> None:
         self.prompt = prompt
         self._environment, self._instance, self._is_cancelled = environment, instance, is_cancelled
         self._died: str | None = None
@@ -219,7 +191,7 @@ class Conversation:
         if self._environment.described.rewards:
             given = self._asked({"reward": True}, now_s() + self._environment.deadline_s).get("reward")
             reward = given if isinstance(given, float) and abs(given) <= LARGEST else None
-        self._environment.closed(self._instance)
+        self._instance.end()
         return Episode(self._turns, self._calls, self._failures, reward, self._died)
 
     def text(self, token_ids: Sequence[int]) -> str:

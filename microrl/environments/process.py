@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
 import socket
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -14,16 +15,18 @@ from typing import Any, NamedTuple
 from microrl.clock import now_s
 from microrl.config.environment import BUILT_IN, EXAMPLE, EnvironmentConfig
 from microrl.config.plugins import ENVIRONMENTS, refuse_missing
+from microrl.data.prompts import Tools
 from microrl.environments.forks import Bounds
 from microrl.errors import UserError
 from microrl.rewards.custom.process import IMPORT_S, CustomProcess
 from microrl.sandbox import folders, levels
-from microrl.sandbox.environment import clean
-from microrl.sandbox.worker import NO_ANSWER, Cancelled, Lines, NoReply, never
+from microrl.sandbox.worker import NO_ANSWER, Cancelled, Lines, NoReply, clean, never
 
 ROOT = str(Path(__file__).parents[2])
 START_S = 60.0
 """How long a fork may take on a machine that is busy."""
+CHARACTERS_PER_TOKEN = 4
+"""Of a JSON schema, roughly, for a vocabulary of 100,000 tokens or more."""
 
 
 def refuse_unusable(config: EnvironmentConfig) -> None:
@@ -67,6 +70,8 @@ class Instances(CustomProcess):
         self._bounds = Bounds(memory_bytes, confined=config.confine or config.is_built_in, strict=config.is_strict)
         self._folder_lock = -1
         self._lock = Lock()
+        self.open: set[Instance] = set()
+        """Those that have not been ended; set operations are atomic."""
         self._channel: socket.socket | None = None
         self._theirs = -1
         self._closed = False
@@ -172,6 +177,7 @@ class Instance:
         self._runs = True
         self._pipes: tuple[int, ...] = (ask, answers)
         self._lines = Lines(ask, answers, self._kill)
+        owner.open.add(self)
 
     def ask(self, request: dict[str, Any], deadline_s: float, is_cancelled: Cancelled = never) -> dict[str, Any]:
         """The answer to one request. Raises NoReply; the instance is then of no more use."""
@@ -188,9 +194,28 @@ class Instance:
 
     def end(self) -> None:
         """End its process. May be called twice."""
+        self._owner.open.discard(self)
         for descriptor in self._pipes:
             os.close(descriptor)
         self._pipes = ()
         if self._runs:
             self._runs = False
             self._owner.forget(self._pid)
+
+
+def schema_tokens(config: EnvironmentConfig) -> int:
+    """About how many tokens of a prompt tell of the tools, of several environments the most; 0 without tools. It takes the
+    seconds of starting the class.
+
+    Raises UserError for a class that cannot be used.
+    """
+    tokens = [0]
+    for one in config.each.values():
+        with closing(Instances(one)) as instances:
+            tokens.append(tokens_of(instances.describe().tools))
+    return max(tokens)
+
+
+def tokens_of(tools: Tools) -> int:
+    """As `schema_tokens`, for the tools of one environment that are at hand."""
+    return sum(len(json.dumps(tool)) for tool in tools) // CHARACTERS_PER_TOKEN

@@ -7,7 +7,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from microrl.clock import now_s
 from microrl.config import known_models
 from microrl.models import hub
 
@@ -42,8 +41,8 @@ def download(name: str, progress: Callable[..., Iterator[Any]]) -> None:
         total = sum(file.file_size for file in snapshot_download(**wanted, dry_run=True))
         worker = Thread(target=work, daemon=True)
         worker.start()
-        blobs, rate = hub.hub_folder() / hub.folder_name(hub_id) / "blobs", _Rate()
-        for _ in progress(_megabytes(worker, blobs, total, rate), max(total // MB, 1), f"downloading {hub_id}, MB", rate.words):
+        blobs = hub.hub_folder() / hub.folder_name(hub_id) / "blobs"
+        for _ in progress(_megabytes(worker, blobs, total), max(total // MB, 1), f"downloading {hub_id}, MB"):
             pass
         if failed:
             raise failed[0]
@@ -52,23 +51,7 @@ def download(name: str, progress: Callable[..., Iterator[Any]]) -> None:
         raise hub.missing("model", hub_id, error, known.licence_page if known else None) from error
 
 
-class _Rate:
-    """How fast bytes come: since the first look."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
-        self._last = (0.0, 0)
-
-    def seen(self, size: int) -> None:
-        self._last = now_s(), size
-        self._first = self._first or self._last
-
-    def words(self) -> str:
-        (began, first), (now, last) = self._first or self._last, self._last
-        return f", {(last - first) / (now - began) / MB:.1f} MB/s" if now > began else ""
-
-
-def _megabytes(worker: Thread, blobs: Path, total: int, rate: _Rate) -> Iterator[None]:
+def _megabytes(worker: Thread, blobs: Path, total: int) -> Iterator[None]:
     """One item for each MB that has come, those of an earlier download first, until the worker has ended.
 
     What is on the disk is looked at: the library's own bars differ by version and by the protocol that it chooses.
@@ -79,7 +62,6 @@ def _megabytes(worker: Thread, blobs: Path, total: int, rate: _Rate) -> Iterator
         worker.join(POLL_S)
         is_over = not worker.is_alive()
         size = sum(_size(path) for path in blobs.glob("*") if path not in left_over)
-        rate.seen(size)
         for _ in range(told, min(size, total) // MB):
             told += 1
             yield None

@@ -91,26 +91,36 @@ class LogitTransform(NamedTuple):
         return self.scale if self.cap is None else self.scale * (1 - (logits / (self.scale * self.cap)).square())
 
 
-def project(
-    hidden_ND: torch.Tensor,
-    weight_VD: torch.Tensor,
-    bias_V: torch.Tensor | None,
-    *,
-    fp32: bool,
-    transform: LogitTransform | None = None,
-    frozen: bool = False,
-) -> torch.Tensor:
-    """The model's logits, [N, V].
+class Head(NamedTuple):
+    """What makes a model's logits of its last hidden states."""
 
-    They are in the head's own type; with `fp32` products of narrow factors are summed and kept in fp32, and so is what is bent.
-    A `frozen` head is one that stays as it is, and may be packed (`microrl.models.onednn`).
-    """
-    is_narrow = hidden_ND.dtype.itemsize < 4
-    if frozen and not is_narrow:
-        logits_NV = times_transposed(hidden_ND, weight_VD, bias_V)
-    else:
-        logits_NV = _product(hidden_ND, weight_VD, bias_V, fp32)
-    return logits_NV if transform is None else transform(logits_NV)
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    temperature: float = 1.0
+    """By which its logits are divided after `logits`."""
+    fp32: bool = False
+    """Whether products of narrow factors are summed and kept in fp32; else logits are rounded to the head's own type first."""
+    transform: LogitTransform | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, fp32: bool, temperature: float = 1.0) -> Head:
+        head: Any = model.get_output_embeddings()
+        return cls(head.weight, head.bias, temperature, fp32, LogitTransform.of(model))
+
+    def to(self, dtype: torch.dtype) -> Head:
+        return self._replace(weight=self.weight.to(dtype), bias=None if self.bias is None else self.bias.to(dtype))
+
+    def logits(self, hidden_ND: torch.Tensor, *, frozen: bool = False) -> torch.Tensor:
+        """[N, V], in fp32 or the hidden states' own type where that is finer.
+
+        A `frozen` head is one that stays as it is, and may be packed (`microrl.models.onednn`).
+        """
+        if frozen and hidden_ND.dtype.itemsize >= 4:
+            logits_NV = times_transposed(hidden_ND, self.weight, self.bias)
+        else:
+            logits_NV = _product(hidden_ND, self.weight, self.bias, self.fp32)
+        logits_NV = logits_NV if self.transform is None else self.transform(logits_NV)
+        return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
 
 
 def _product(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, fp32: bool) -> torch.Tensor:
@@ -140,14 +150,10 @@ def sequence_logprobs(
     ids_BT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in sequences], device=model.device)
     with precision or nullcontext():
         hidden_BTD = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
-    head: Any = model.get_output_embeddings()
-    dtype = dtype or hidden_BTD.dtype
-    hidden_BTD, weight_VD = hidden_BTD.to(dtype), head.weight.to(dtype)
-    bias_V = None if head.bias is None else head.bias.to(dtype)
-    logprobs_by_sequence, transform = [], LogitTransform.of(model)
+    hidden_BTD = hidden_BTD.to(dtype or hidden_BTD.dtype)
+    head, logprobs_by_sequence = Head.of(model, fp32_head).to(hidden_BTD.dtype), []
     for row, ids in enumerate(sequences):
-        logits_TV = project(hidden_BTD[row, : len(ids) - 1], weight_VD, bias_V, fp32=fp32_head, transform=transform)
-        logprobs_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)).log_softmax(dim=-1)
+        logprobs_TV = head.logits(hidden_BTD[row, : len(ids) - 1]).log_softmax(dim=-1)
         logprobs_by_sequence.append(logprobs_TV.gather(1, ids_BT[row, 1 : len(ids)].unsqueeze(1)).squeeze(1))
     return logprobs_by_sequence
 

@@ -44,7 +44,7 @@ Progress = Callable[..., Iterator[Any]]
 """Passes items on and shows how many of so many there were, with a label; see `RunConsole.progress`."""
 
 
-def unseen(items: Any, total: int, label: str, more: Callable[[], str] = str) -> Iterator[Any]:
+def unseen(items: Any, total: int, label: str) -> Iterator[Any]:
     """Shows nothing."""
     return iter(items)
 

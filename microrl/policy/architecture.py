@@ -17,7 +17,7 @@ from microrl.algorithm.batch import Row
 from microrl.config.schema import ModelConfig
 from microrl.errors import MachineFailure, UserError, first_line
 from microrl.models import gpu
-from microrl.models.forward import LogitTransform
+from microrl.models.forward import Head
 from microrl.models.load import LoadedModel, Progress, load, unseen
 from microrl.models.ways import Ways
 from microrl.policy.activations import can_recompute, recomputed
@@ -191,8 +191,7 @@ def _decoded(model: PreTrainedModel, tokenizer: Any, rows: Sequence[Row], fp32_h
 
 
 def _logprobs(model: PreTrainedModel, states_ND: torch.Tensor, targets_N: torch.Tensor, fp32_head: bool) -> torch.Tensor:
-    head: Any = model.get_output_embeddings()
-    return chosen_logprobs(states_ND, targets_N, head, 1.0, fp32_head=fp32_head, transform=LogitTransform.of(model))[0]
+    return chosen_logprobs(states_ND, targets_N, Head.of(model, fp32_head))[0]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 
 from microrl.algorithm.loss import MIN_LOGPROB, mismatch
 from microrl.limits import CPU_BLOCK_ELEMENTS, GPU_CHUNK_ELEMENTS
-from microrl.models.forward import LogitTransform, project
+from microrl.models.forward import Head
 from microrl.policy.microbatch import at_drawn
 
 
@@ -34,14 +34,7 @@ class Comparison:
         self.best_N, self._scores = best_N, scores
         self._agrees_N = torch.zeros_like(best_N, dtype=torch.bool)
 
-    def look(
-        self,
-        logits_CV: torch.Tensor,
-        part: slice,
-        temperature: float,
-        transform: LogitTransform | None,
-        slope_CV: torch.Tensor | None,
-    ) -> None:
+    def look(self, logits_CV: torch.Tensor, part: slice, head: Head, slope_CV: torch.Tensor | None) -> None:
         """Compare the student's logits, as they are before the temperature, at the positions `part`; they stay as they are.
 
         Where there is a divergence, its gradient with respect to the head's output, times the temperature, goes to `slope_CV`.
@@ -71,14 +64,7 @@ class Likeliest(Comparison):
     def __init__(self, mask_BT: torch.Tensor) -> None:
         super().__init__(torch.zeros(int(mask_BT.sum()), dtype=torch.long, device=mask_BT.device))
 
-    def look(
-        self,
-        logits_CV: torch.Tensor,
-        part: slice,
-        temperature: float,
-        transform: LogitTransform | None,
-        slope_CV: torch.Tensor | None,
-    ) -> None:
+    def look(self, logits_CV: torch.Tensor, part: slice, head: Head, slope_CV: torch.Tensor | None) -> None:
         self.best_N[part] = logits_CV.max(1).indices
 
 
@@ -97,42 +83,28 @@ class Divergence(Comparison):
         self,
         hidden_ND: torch.Tensor,
         targets_N: torch.Tensor,
-        head: torch.nn.Linear,
+        head: Head,
         *,
         top_k: int | Literal["all"],
         has_policy_gradient: bool = True,
-        fp32_head: bool = False,
-        transform: LogitTransform | None = None,
     ) -> None:
         super().__init__(torch.zeros_like(targets_N))
         self.hidden_ND, self.targets_N = hidden_ND, targets_N
-        self._weight_VD = head.weight.to(hidden_ND.dtype)
-        self._bias_V = None if head.bias is None else head.bias.to(hidden_ND.dtype)
-        self._is_frozen = self._weight_VD is head.weight
-        self._top_k, self._fp32_head, self._transform = top_k, fp32_head, transform
-        self.has_policy_gradient = has_policy_gradient
+        self._head = head.to(hidden_ND.dtype)
+        self._is_frozen = self._head.weight is head.weight
+        self._top_k, self.has_policy_gradient = top_k, has_policy_gradient
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
         self.logprobs_N, self.entropy_N, self.divergence_N = (hidden_ND.new_zeros(len(targets_N), dtype=wide) for _ in range(3))
 
     @torch.no_grad()
-    def look(
-        self,
-        logits_CV: torch.Tensor,
-        part: slice,
-        temperature: float,
-        transform: LogitTransform | None,
-        slope_CV: torch.Tensor | None,
-    ) -> None:
-        hidden_CD, wide = self.hidden_ND[part], self.logprobs_N.dtype
-        teacher_CV = project(
-            hidden_CD, self._weight_VD, self._bias_V, fp32=self._fp32_head, transform=self._transform, frozen=self._is_frozen
-        ).to(wide)
+    def look(self, logits_CV: torch.Tensor, part: slice, head: Head, slope_CV: torch.Tensor | None) -> None:
+        teacher_CV = self._head.logits(self.hidden_ND[part], frozen=self._is_frozen)
         shared = min(logits_CV.shape[1], teacher_CV.shape[1])
         for block in _blocks(*logits_CV.shape, on_cpu=not logits_CV.is_cuda):
             positions = slice(part.start + block.start, part.start + block.start + len(logits_CV[block]))
             self.best_N[positions] = teacher_CV[block].max(1).indices
-            super().look(logits_CV[block], positions, temperature, transform, None)
-            log_q_CV = (teacher_CV[block] / temperature).log_softmax(1)
+            super().look(logits_CV[block], positions, head, None)
+            log_q_CV = (teacher_CV[block] / head.temperature).log_softmax(1)
             q_CV = log_q_CV.exp()
             self.entropy_N[positions] = -(q_CV * log_q_CV.clamp(min=MIN_LOGPROB)).sum(1)
             known_C1 = (targets_C1 := self.targets_N[positions].unsqueeze(1)) < log_q_CV.shape[1]
@@ -141,12 +113,12 @@ class Divergence(Comparison):
             if shared < log_q_CV.shape[1]:
                 log_q_CV = log_q_CV[:, :shared].log_softmax(1)
                 q_CV = log_q_CV.exp()
-            log_p_CV = (logits_CV[block, :shared] / temperature).log_softmax(1)
+            log_p_CV = (logits_CV[block, :shared] / head.temperature).log_softmax(1)
             self.divergence_N[positions], gradient_CV = self._compare(log_p_CV, log_q_CV, q_CV)
             if slope_CV is not None:
                 slope_CV[block, :shared], slope_CV[block, shared:] = gradient_CV, 0
-                if transform is not None:
-                    slope_CV[block] *= transform.slope(logits_CV[block])
+                if head.transform is not None:
+                    slope_CV[block] *= head.transform.slope(logits_CV[block])
 
     def scores(self, mask_BT: torch.Tensor) -> TeacherScores:
         return TeacherScores(*(at_drawn(one, mask_BT) for one in (self.logprobs_N, self.entropy_N, self.best_N)))

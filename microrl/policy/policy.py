@@ -25,7 +25,7 @@ from microrl.config import RunConfig
 from microrl.config.schema import OptimConfig
 from microrl.errors import UserError
 from microrl.limits import SCORED
-from microrl.models.forward import LogitTransform, sequence_logprobs
+from microrl.models.forward import Head, sequence_logprobs
 from microrl.models.load import Progress, unseen
 from microrl.models.tensors import not_finite
 from microrl.models.threads import threads, update_threads
@@ -64,7 +64,6 @@ class Policy:
         self._optim = config.optim
         self._temperature = config.sampling.temperature
         self._fp32_head = config.model.head_dtype == "float32"
-        self._transform = LogitTransform.of(model)
         self.update_threads = update_threads(model)
         self.adapter = attach(model, config.adapter, seed=config.seed, fresh=fresh, progress=progress)
         self._model = model.eval()
@@ -368,8 +367,7 @@ class Policy:
         `score` with the arguments of `of_batch` gives. `more`: further arguments of it."""
         with self.adapter.precision():
             hidden_BTD = hidden_states(self._model, batch, share_prompts=self.shares_prompts).to(self.adapter.dtype)
-        head = self._model.get_output_embeddings()
-        return score(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, transform=self._transform, **more)
+        return score(hidden_BTD, batch, Head.of(self._model, self._fp32_head, self._temperature), **more)
 
 
 def _every(count: int, rows: Sequence[Row]) -> list[Row]:

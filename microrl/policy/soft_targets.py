@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from microrl.limits import chunk_elements
-from microrl.models.forward import LogitTransform, project
+from microrl.models.forward import Head
 from microrl.policy.microbatch import MicroBatch
 from microrl.types import SoftTargets
 
@@ -25,42 +25,23 @@ class TopScores(NamedTuple):
     top_NK: torch.Tensor
 
 
-def top_scores(
-    hidden_BTD: torch.Tensor,
-    batch: MicroBatch,
-    head: torch.nn.Linear,
-    temperature: float,
-    *,
-    count: int,
-    vocabulary: int,
-    fp32_head: bool = False,
-    transform: LogitTransform | None = None,
-) -> TopScores:
+def top_scores(hidden_BTD: torch.Tensor, batch: MicroBatch, head: Head, *, count: int, vocabulary: int) -> TopScores:
     """The `count` likeliest tokens below the id `vocabulary` at each position that was drawn, row after row.
 
     A token of the vocabulary is always left beside them, so that a student with a head of that size has one, too. A head may have
     more rows than the tokenizer has tokens; these are never chosen.
     """
-    scores_by_chunk = []
+    scores_by_chunk, head = [], head.to(hidden_BTD.dtype)
     hidden_ND, drawn_N = hidden_BTD[batch.mask_BT], batch.completions_BT[batch.mask_BT]
     for hidden_CD, drawn_C in zip(*(_chunks(tensor, head) for tensor in (hidden_ND, drawn_N)), strict=True):
-        logprobs_CV = (_logits(hidden_CD, head, fp32_head, transform) / temperature).log_softmax(1)
+        logprobs_CV = (head.logits(hidden_CD) / head.temperature).log_softmax(1)
         own_C = logprobs_CV.gather(1, drawn_C[:, None]).squeeze(1)
         top_CK, ids_CK = logprobs_CV[:, :vocabulary].topk(min(count, vocabulary - 1, logprobs_CV.shape[1] - 1), dim=1)
         scores_by_chunk.append(TopScores(own_C, ids_CK, top_CK))
     return TopScores(*(torch.cat(parts) for parts in zip(*scores_by_chunk, strict=True)))
 
 
-def kl_to_top(
-    hidden_BTD: torch.Tensor,
-    batch: MicroBatch,
-    head: torch.nn.Linear,
-    temperature: float,
-    *,
-    targets: Sequence[SoftTargets],
-    fp32_head: bool = False,
-    transform: LogitTransform | None = None,
-) -> torch.Tensor:
+def kl_to_top(hidden_BTD: torch.Tensor, batch: MicroBatch, head: Head, *, targets: Sequence[SoftTargets]) -> torch.Tensor:
     """KL(teacher || student) at each position that was drawn, row after row, [N] (nats), between distributions of K + 1 outcomes:
     each of the K stored tokens, and all others together.
 
@@ -73,7 +54,7 @@ def kl_to_top(
     )
 
     def kl(hidden_CD: torch.Tensor, ids_CK: torch.Tensor, logprobs_CK: torch.Tensor) -> torch.Tensor:
-        logits_CV = _logits(hidden_CD, head, fp32_head, transform) / temperature
+        logits_CV = head.to(hidden_CD.dtype).logits(hidden_CD) / head.temperature
         all_C, logprobs_CK = logits_CV.logsumexp(1), logprobs_CK.to(logits_CV.dtype)
         rest_C = logits_CV.scatter(1, ids_CK, -torch.inf).logsumexp(1) - all_C
         own_CK = logits_CV.gather(1, ids_CK) - all_C[:, None]
@@ -87,15 +68,7 @@ def kl_to_top(
     )
 
 
-def _chunks(tensor_N: torch.Tensor, head: torch.nn.Linear) -> tuple[torch.Tensor, ...]:
+def _chunks(tensor_N: torch.Tensor, head: Head) -> tuple[torch.Tensor, ...]:
     """The positions in chunks whose logits take a bounded amount of memory."""
     size = chunk_elements(len(head.weight), on_cpu=not tensor_N.is_cuda) // PASSES // len(head.weight)
     return tensor_N.split(max(size, 1))
-
-
-def _logits(hidden_CD: torch.Tensor, head: torch.nn.Linear, fp32_head: bool, transform: LogitTransform | None) -> torch.Tensor:
-    """The logits in fp32, or in the hidden states' own type where that is finer, [C, V]."""
-    weight_VD = head.weight.to(hidden_CD.dtype)
-    bias_V = None if head.bias is None else head.bias.to(hidden_CD.dtype)
-    logits_CV = project(hidden_CD, weight_VD, bias_V, fp32=fp32_head, transform=transform)
-    return logits_CV.to(torch.promote_types(hidden_CD.dtype, torch.float32))

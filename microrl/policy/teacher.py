@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from microrl.models.forward import LogitTransform, lora_forward_hook
+from microrl.models.forward import Head, lora_forward_hook
 from microrl.models.tensors import swap_parameters, updated, weight_sharing_copy
 from microrl.models.ways import Ways
 from microrl.policy.divergence import Comparison, Divergence, Likeliest, TeacherScores
@@ -33,19 +33,16 @@ class Teacher:
             layer.register_forward_hook(lora_forward_hook(pair, layer.weight.device))
         changed = {name: updated(name, self._model.get_parameter(name), update) for name in update.merged}
         swap_parameters(self._model, {name: torch.nn.Parameter(new, requires_grad=False) for name, new in changed.items()})
-        self._temperature, self._fp32_head, self._transform = temperature, fp32_head, LogitTransform.of(model)
+        self._head = Head.of(self._model, fp32_head, temperature)
         self._shares_prompts = Ways.of(model).update is None
 
     @torch.no_grad()
     def scores(self, batch: MicroBatch) -> TeacherScores:
         """Score every token that the student drew. One beyond the teacher's vocabulary has the log-probability -inf."""
-        head = self._model.get_output_embeddings()
-        unknown_BT = batch.completions_BT >= len(head.weight)
+        unknown_BT = batch.completions_BT >= len(self._head.weight)
         batch = batch._replace(completions_BT=batch.completions_BT.masked_fill(unknown_BT, 0))
         hidden_BTD, best = self._hidden(batch), Likeliest(batch.mask_BT)
-        logprobs_BT, entropy_BT = of_batch(
-            hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, transform=self._transform, compared=best
-        )
+        logprobs_BT, entropy_BT = of_batch(hidden_BTD, batch, self._head, compared=best)
         logprobs_BT = logprobs_BT.masked_fill(unknown_BT & batch.mask_BT, -torch.inf)
         return TeacherScores(logprobs_BT, entropy_BT, at_drawn(best.best_N, batch.mask_BT))
 
@@ -56,10 +53,8 @@ class Teacher:
         if top_k is None:
             scores = self.scores(batch)
             return Comparison(scores.best_BT[mask_BT], scores)
-        return Divergence(
-            self._hidden(batch)[mask_BT], batch.completions_BT[mask_BT], self._model.get_output_embeddings(),
-            top_k=top_k, has_policy_gradient=has_policy_gradient, fp32_head=self._fp32_head, transform=self._transform,
-        )  # fmt: skip
+        hidden_ND, drawn_N = self._hidden(batch)[mask_BT], batch.completions_BT[mask_BT]
+        return Divergence(hidden_ND, drawn_N, self._head, top_k=top_k, has_policy_gradient=has_policy_gradient)
 
     @property
     def device(self) -> torch.device:
@@ -68,10 +63,7 @@ class Teacher:
     @torch.no_grad()
     def top(self, batch: MicroBatch, count: int, vocabulary: int) -> TopScores:
         """Score its own tokens; arguments as for `top_scores`."""
-        return top_scores(
-            self._hidden(batch), batch, self._model.get_output_embeddings(), self._temperature,
-            count=count, vocabulary=vocabulary, fp32_head=self._fp32_head, transform=self._transform,
-        )  # fmt: skip
+        return top_scores(self._hidden(batch), batch, self._head, count=count, vocabulary=vocabulary)
 
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:
         """The states that predict each completion token, [B, T, D]; it reads the id 0 instead of one that it does not have."""

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from microrl.algorithm.overlong import soft_overlong_penalty
 from microrl.answers import has_format
 from microrl.config.environment import EnvironmentConfig
 from microrl.config.reward import NO_ENVIRONMENT, RewardConfig, environment_parts, part_weights
@@ -183,3 +182,9 @@ class RewardScorer:
     def extracted(self, prompt: Prompt, completion: Completion) -> str | None:
         """The answer that is read off a completion; None where there is none."""
         return read(completion.text, self._kind, opened=is_opened(prompt.text))
+
+
+def soft_overlong_penalty(length: int, *, limit: int, buffer: int, factor: float) -> float:
+    """DAPO eq. 13: 0 up to limit - buffer, then a line down to -1 at the limit; times `factor`. Lengths in tokens."""
+    over = length - (limit - buffer)
+    return -factor * min(max(over / buffer, 0.0), 1.0)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from microrl.models.forward import LogitTransform, cache_argument, kv_bytes_per_token, project
+from microrl.models.forward import Head, LogitTransform, cache_argument, kv_bytes_per_token
 from microrl.rollout.kv_cache import InPlaceCache, KeptRow
 from microrl.rollout.plain_step import PlainStep
 from microrl.types import Sampling
@@ -137,8 +136,9 @@ class DecodingBatch:
         return self._logits(output.last_hidden_state[:, -1])
 
     def _logits(self, last_RD: torch.Tensor) -> torch.Tensor:
-        head: Any = self._model.get_output_embeddings()
-        logits_RV = project(last_RD, head.weight, head.bias, fp32=True) if self._fp32_head else head(last_RD)
+        if self._fp32_head:
+            return Head.of(self._model, True).logits(last_RD)
+        logits_RV = self._model.get_output_embeddings()(last_RD)
         return logits_RV if self._transform is None else self._transform(logits_RV)
 
 

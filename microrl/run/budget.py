@@ -107,10 +107,6 @@ class Budget:
         """Fraction of the time left that the evaluation before training may take."""
         return BEFORE_FRACTION / TRIAL_EVALUATION if self.is_trial else BEFORE_FRACTION
 
-    def fits_a_step(self) -> bool:
-        """Whether a first step fits, with a shortened final evaluation if necessary."""
-        return self.fits_barely(self.step.forecast_s())
-
     def fits_barely(self, seconds: float) -> bool:
         """Whether `seconds` of work can start now and still leave `min_reserve_s`."""
         left = self.left_s()
@@ -125,7 +121,7 @@ class Budget:
         """Step numbers from `start`, as long as another step, the final save and the final evaluation fit."""
         step = start
         while self.max_steps is None or step < self.max_steps:
-            if not (self.fits(self.step.forecast_s()) or (step == 0 and self.fits_a_step())):
+            if not (self.fits(self.step.forecast_s()) or (step == 0 and self.fits_barely(self.step.forecast_s()))):
                 return
             yield step
             step += 1

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from microrl import files
 from microrl.adapters.adapter import Adapter
 from microrl.adapters.folder import write
+from microrl.errors import UserError
 from microrl.files import STRICT, BadFile, Count, Fraction, Seconds
 from microrl.policy.optimizer import Steering
 from microrl.policy.policy import Policy
@@ -221,9 +222,13 @@ def read_state(folder: Path) -> State:
 def restore(folder: Path, policy: Policy) -> None:
     """Load a checkpoint into the policy and the random generators. Raises UserError for another adapter's checkpoint and BadFile
     for a damaged one, and then changes nothing."""
-    state, rng_states = read_state(folder), generators.checked(_tensors(folder / _RNG), folder / _RNG)
-    load_weights(folder, policy)
-    generators.restore(rng_states)
+    state, rng_states, before = read_state(folder), _tensors(folder / _RNG), generators.states()
+    try:
+        generators.restore(rng_states, folder / _RNG)
+        load_weights(folder, policy)
+    except UserError:
+        generators.restore(before, folder)
+        raise
     policy.version = state.version
 
 
@@ -255,15 +260,6 @@ def load_adapter(folder: Path, adapter: Adapter) -> None:
     adapter.load(tensors, folder)  # raises for another adapter's tensors
 
 
-def fits(folder: Path, policy: Policy) -> bool:
-    """Whether a checkpoint is intact and its tensors have the names and shapes of this policy's."""
-    if find_corruption(folder) is not None:
-        return False
-    moments = {f"{number}.{name}" for number, state in enumerate(_optimizer_states(policy)) for name in state}
-    own = {name: list(tensor.shape) for name, tensor in policy.adapter.state().items()}
-    return _names(folder / _OPTIMIZER).keys() == moments and _names(folder / _ADAPTER) == own
-
-
 def newest_whole(root: Path) -> Path | None:
     """The newest intact checkpoint, or None. Renames nothing, so the run may be somebody else's."""
     return next((folder for folder in reversed(all_in(root)) if find_corruption(folder) is None), None)
@@ -280,18 +276,12 @@ def best(root: Path, state: State) -> Path | None:
 
 def publish(folder: Path, target: Path) -> None:
     """Replace `target` with a copy of a checkpoint, by hard links if the file system supports them."""
-    temporary, old = target.with_name(f".{target.name}.tmp"), target.with_name(f".{target.name}.old")
-    for leftover in (temporary, old):
-        files.remove(leftover)
-    try:
-        shutil.copytree(folder, temporary, copy_function=os.link)
-    except (OSError, shutil.Error):
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(folder, temporary)
-    if target.exists():
-        target.replace(old)
-    temporary.replace(target)
-    shutil.rmtree(old, ignore_errors=True)
+    with files.whole_folder(target) as temporary:
+        for path in folder.iterdir():
+            try:
+                os.link(path, temporary / path.name)
+            except OSError:
+                shutil.copy2(path, temporary)
 
 
 def _path(root: Path, step: int) -> Path:
@@ -341,7 +331,7 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
 def _refuse_misfit(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     """Raise BadFile unless these are the expected names, shapes and types, and all numbers are finite."""
     for name in (*expected, *tensors):
-        hint = "restore the run's config.json and model as they were, or start a new run: --out DIR"
+        hint = "restore the run's config.json and model as they were, or remove this checkpoint to resume from the one before it"
         if name not in tensors or name not in expected:
             raise BadFile(f"{path} does not fit: `{name}` is {'missing' if name in expected else 'unexpected'}", hint)
         ours, theirs = expected[name], tensors[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -10,9 +9,10 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from microrl.rewards.custom.host import die_with
+
 _BY_THE_KERNEL = 128
 """`si_code` of signals that the kernel itself has sent, as for Ctrl-C: to the whole group, and so to the child as well."""
-_PR_SET_PDEATHSIG = 1
 _WAIT_S = 0.2
 DEADLY = ("SIGKILL", "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 """Signals that are sent from outside. An engine dies of SIGABRT or SIGSEGV."""
@@ -74,11 +74,3 @@ def _wait(pid: int, handles: list[int], waiting: list[signal.Signals], on_wait: 
                 with suppress(ProcessLookupError):
                     os.kill(pid, arrived.si_signo)
         on_wait()
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, even by SIGKILL. Only Linux can."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
-        os._exit(1)

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from microrl.clock import now_s
 from microrl.run.heartbeat import kind_of
-from microrl.run.view import RunView, Seen, clock, plain_line
+from microrl.run.view import Seen, clock, plain_line
 from microrl.terminal import alike, printable
 from microrl.types import Group
 
@@ -60,7 +60,7 @@ class RunConsole:
         self._told: set[str] = set()
         self._step_line: tuple[float, float] | None = None
         """Progress and time at the last printed line of a step."""
-        self._live = Live(RunView(self._seen), console=self._console, refresh_per_second=4, transient=False)
+        self._live = Live(self._seen, console=self._console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> Self:
         self._is_live = self._console.is_terminal  # false for a terminal that has been closed
@@ -122,11 +122,11 @@ class RunConsole:
         left = f", {clock((now_s() - began) / made * (total - done))} to go" if is_known else ""
         self.status(f"{label}: {done}/{total}{more}{left}")
 
-    def progress(self, items: Iterable[Item], total: int, label: str, more: Callable[[], str] = str) -> Iterator[Item]:
-        """Pass the items through and show how many of `total` are done, and what `more` says then."""
+    def progress(self, items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
+        """Pass the items through and show how many of `total` are done."""
         self.count(0, total, label)
         for number, item in enumerate(items, 1):
-            self.count(number, total, label, more())
+            self.count(number, total, label)
             yield item
 
     def expect(self, left_s: float) -> None:

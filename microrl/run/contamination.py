@@ -10,7 +10,6 @@ from microrl.config import catalogue
 from microrl.data.contamination import LENGTH, NEAR, Overlap
 from microrl.data.load import Question
 from microrl.files import Count, Fraction
-from microrl.run.folder import RunFolder
 
 RECORD = "contamination.json"
 MOST_PAIRS = 100
@@ -88,14 +87,3 @@ def record(
             for name, questions in benchmarks.items()
         },
     )
-
-
-def keep(folder: RunFolder, overlap_record: Record) -> None:
-    """Write the record, if the disk has room for it."""
-    with folder.tolerate_write_errors(RECORD):
-        folder.write_json(RECORD, overlap_record.model_dump())
-
-
-def recorded(folder: RunFolder) -> Record | None:
-    """The record of a run; None if there is none. Raises BadFile if it is damaged."""
-    return folder.read_if_there(RECORD, Record)

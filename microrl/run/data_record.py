@@ -72,7 +72,7 @@ def record_or_verify(
     sft = None
     if solutions is not None:
         sft = fingerprint(config.sft.data or config.data.name, ((one.question, one.identity) for one in solutions))
-    record = recorded(folder)
+    record = folder.read_if_there(RECORD, Record)
     if record is None and not _has_results(folder):
         folder.write_json(RECORD, Record(data=current, sft=sft).model_dump())
         return
@@ -91,18 +91,13 @@ def record_or_verify(
 def hand_on(base: RunFolder, run: RunFolder) -> None:
     """Record for a new run what the evaluation in `base` says of the data that both share. SFT data is each run's own. Raises
     BadFile if the record is damaged."""
-    if (record := recorded(base)) is not None:
+    if (record := base.read_if_there(RECORD, Record)) is not None:
         run.write_json(RECORD, record.model_copy(update={"sft": None}).model_dump())
-
-
-def recorded(folder: RunFolder) -> Record | None:
-    """The record of a run; None if there is none. Raises BadFile if it is damaged."""
-    return folder.read_if_there(RECORD, Record)
 
 
 def warning_for_sample(run: RunFolder, config: RunConfig) -> str | None:
     """A warning if the run's data file has changed since training, else None. Only local files are checked."""
-    record = recorded(run)
+    record = run.read_if_there(RECORD, Record)
     if record is None or not is_local_data(config.data.name):
         return None
     try:

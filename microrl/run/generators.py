@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +27,8 @@ def states() -> dict[str, torch.Tensor]:
     }
 
 
-def checked(saved: Mapping[str, torch.Tensor], path: Path) -> dict[str, Any]:
-    """Saved `states` in the libraries' formats, checked on temporary generators. Raises BadFile naming `path`."""
+def restore(saved: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Set the generators to saved `states`. Raises BadFile naming `path` for what is none; some may have been set then."""
     try:
         for name, kind in (("python", torch.int64), ("numpy", torch.int64), ("python_gauss", torch.float64)):
             if saved[name].dtype != kind or not bool(saved[name].isfinite().all()):
@@ -38,28 +37,11 @@ def checked(saved: Mapping[str, torch.Tensor], path: Path) -> dict[str, Any]:
         cached = float(saved["numpy_gauss"])
         if len(gauss) > 1 or not 0 <= position <= len(keys) or has_gauss not in (0, 1) or not math.isfinite(cached):
             raise ValueError("a generator's position is out of range")
-        native_states: dict[str, Any] = {
-            "python": (3, tuple(saved["python"].tolist()), gauss[0] if gauss else None),
-            "numpy": ("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached),
-            "torch": saved["torch"],
-        }
-        random.Random().setstate(native_states["python"])
-        np.random.RandomState().set_state(native_states["numpy"])
-        torch.Generator().set_state(native_states["torch"])
+        random.setstate((3, tuple(saved["python"].tolist()), gauss[0] if gauss else None))
+        np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+        torch.set_rng_state(saved["torch"])
         for number in range(torch.cuda.device_count()):
             if (state := saved.get(f"cuda{number}")) is not None:
-                torch.Generator(f"cuda:{number}").set_state(state)
-                native_states[f"cuda{number}"] = state
+                torch.cuda.set_rng_state(state, number)
     except (KeyError, ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise BadFile(f"{path} is damaged: {type(error).__name__}: {error}") from None
-    return native_states
-
-
-def restore(native_states: Mapping[str, Any]) -> None:
-    """Set the generators to states returned by `checked`."""
-    random.setstate(native_states["python"])
-    np.random.set_state(native_states["numpy"])
-    torch.set_rng_state(native_states["torch"])
-    for number in range(torch.cuda.device_count()):
-        if f"cuda{number}" in native_states:
-            torch.cuda.set_rng_state(native_states[f"cuda{number}"], number)

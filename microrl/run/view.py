@@ -29,7 +29,8 @@ NAME = 11
 
 @dataclass(slots=True)
 class Seen:
-    """What is known of a run at a moment. `progress`: the used fraction of the budget, from 0 to 1."""
+    """What is known of a run at a moment, drawn as a panel as wide as the console. `progress`: the used fraction of the budget,
+    from 0 to 1."""
 
     title: str
     status: str = "starting"
@@ -99,17 +100,8 @@ class Seen:
             return ""
         return f"  ({clock(now_s)} elapsed" + (f", about {clock(left)} to go)" if left is not None else ")")
 
-
-class RunView:
-    """The panel, as wide as the console is when it is drawn."""
-
-    def __init__(self, seen: Seen) -> None:
-        self._seen = seen
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = options.max_width
-        fancy = (console.encoding or "").lower().startswith("utf")
-        yield panel(self._seen, width, fancy=fancy)
+        yield panel(self, options.max_width, fancy=(console.encoding or "").lower().startswith("utf"))
 
 
 def panel(seen: Seen, width: int, *, fancy: bool = True) -> RenderableType:
@@ -141,16 +133,7 @@ def panel(seen: Seen, width: int, *, fancy: bool = True) -> RenderableType:
 def numbers(row: Row, seen: Seen) -> list[tuple[str, str]]:
     """The panel's names and values of a step."""
     shown = [
-        ("step", _of(row["step"], seen.total)),
-        ("reward", _number(row["reward/mean"], 3)),
-        ("accuracy", _number(row["reward/accuracy"], 3)),
-        ("format", _number(row["reward/format"], 3)),
-        *((printable(name), _number(value, 3)) for name, value in metrics.custom_parts(row).items()),
-        ("entropy", f"{_number(row['policy/entropy'], 3)} ({_change(row)} %)"),
-        *_teacher(row),
-        ("length", _number(row["length/mean"], 1)),
-        ("truncated", _number(row["length/truncated"], 2)),
-        *_tools(row),
+        *_results(row, seen.total),
         ("useful groups", _number(row["groups/useful"], 2)),
         ("grad norm", _number(row["policy/grad_norm"], 3)),
         ("s/step", _number(row["time/step"], 2)),
@@ -161,6 +144,23 @@ def numbers(row: Row, seen: Seen) -> list[tuple[str, str]]:
     if row["sync/probe_gap"] is not None:
         shown += [("probe gap", f"{row['sync/probe_gap']:.1e} nats"), ("slope", _number(row["sync/slope"], 2))]
     return shown
+
+
+def _results(row: Row, total: int | str | None) -> list[tuple[str, str]]:
+    """What panel and line have in common."""
+    change = _number(row["policy/entropy_change_pct"], 1, sign=True)
+    return [
+        ("step", _of(row["step"], total)),
+        ("reward", _number(row["reward/mean"], 3)),
+        ("accuracy", _number(row["reward/accuracy"], 3)),
+        ("format", _number(row["reward/format"], 2)),
+        *((printable(name), _number(value, 3)) for name, value in metrics.custom_parts(row).items()),
+        ("entropy", f"{_number(row['policy/entropy'], 3)} ({change} %)"),
+        *_teacher(row),
+        ("length", _number(row["length/mean"], 1)),
+        ("truncated", _number(row["length/truncated"], 2)),
+        *_tools(row),
+    ]
 
 
 def _times(seen: Seen) -> list[tuple[str, str]]:
@@ -227,16 +227,7 @@ def plain_line(row: Row, total: int | str | None) -> str:
     """A step as one line of text."""
     left = row["budget/left_s"]
     parts = (
-        f"step {_of(row['step'], total)}",
-        f"reward {_number(row['reward/mean'], 3)}",
-        f"accuracy {_number(row['reward/accuracy'], 3)}",
-        f"format {_number(row['reward/format'], 2)}",
-        *(f"{printable(name)} {_number(value, 3)}" for name, value in metrics.custom_parts(row).items()),
-        f"entropy {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
-        *(f"{name} {value}" for name, value in _teacher(row)),
-        f"length {_number(row['length/mean'], 1)}",
-        f"truncated {_number(row['length/truncated'], 2)}",
-        *(f"{name} {value}" for name, value in _tools(row)),
+        *(f"{name} {value}" for name, value in _results(row, total)),
         *([f"validation {row['validate/accuracy']:.3f}"] if row["validate/accuracy"] is not None else []),
         f"useful groups {_number(row['groups/useful'], 2)}",
         f"{_number(row['time/step'], 2)} s (generate {_number(row['time/generate'], 2)}, "
@@ -248,10 +239,6 @@ def plain_line(row: Row, total: int | str | None) -> str:
         *([f"${row['budget/cost_usd']:.2f}"] if row["budget/cost_usd"] else []),
     )
     return "  ".join(parts)
-
-
-def _change(row: Row) -> str:
-    return _number(row["policy/entropy_change_pct"], 1, sign=True)
 
 
 def clock(seconds: float) -> str:

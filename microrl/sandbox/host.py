@@ -36,8 +36,7 @@ from microrl.clock import now_s, processor_s
 from microrl.errors import MachineFailure
 from microrl.sandbox import folders, memory_folder
 from microrl.sandbox.confine import Limits, confine, libraries
-from microrl.sandbox.environment import clean
-from microrl.sandbox.worker import Cancelled, NoReply, Worker, never
+from microrl.sandbox.worker import Cancelled, NoReply, Worker, clean, never
 
 START_S = 60.0
 GIVE_UP_S = 1.0

@@ -11,7 +11,7 @@ import tempfile
 from functools import cache
 
 from microrl.sandbox.confine import Levels, Limits, confine, levels_in_force
-from microrl.sandbox.environment import clean
+from microrl.sandbox.worker import clean
 
 MEMORY_BYTES = 1 << 30
 

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,17 @@ ENDING_S = 1.0
 """How long a process that has closed its pipes may take to end."""
 Cancelled = Callable[[], bool]
 """Whether nobody wants the result any more."""
+
+
+KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TZ")
+
+
+def clean() -> dict[str, str]:
+    """The environment of a process that will be confined: the few variables that Python needs, its search path as it is here, and
+    one thread for numeric libraries. Nothing of the user's, such as a token, is then in its memory."""
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    path = os.pathsep.join(entry for entry in sys.path if entry and os.path.isabs(entry))
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HOME": "/nonexistent"}
 
 
 def never() -> bool:
@@ -48,8 +60,12 @@ class Lines:
 
     def send(self, request: Any, until: float, is_cancelled: Cancelled, descriptor: int | None = None) -> None:
         """Write a request, to another pipe where one is named. Raises NoReply where not all of it can be written in time."""
+        self.send_line(json.dumps(request).encode("ascii"), until, is_cancelled, descriptor)
+
+    def send_line(self, line: bytes, until: float, is_cancelled: Cancelled, descriptor: int | None = None) -> None:
+        """As `send`."""
         descriptor = self._writes if descriptor is None else descriptor
-        view = memoryview(json.dumps(request).encode("ascii") + b"\n")
+        view = memoryview(line + b"\n")
         try:
             while view:
                 _wait(descriptor, select.POLLOUT, until, is_cancelled)
@@ -59,6 +75,13 @@ class Lines:
 
     def receive(self, until: float, is_cancelled: Cancelled) -> Any:
         """The next reply. Raises NoReply, also for what is no JSON."""
+        try:
+            return json.loads(self.receive_line(until, is_cancelled))
+        except (ValueError, RecursionError):
+            raise NoReply(NO_ANSWER) from None
+
+    def receive_line(self, until: float, is_cancelled: Cancelled) -> bytes:
+        """The next line. Raises NoReply."""
         parts = [self._unread]
         while b"\n" not in parts[-1]:
             _wait(self._reads, select.POLLIN, until, is_cancelled)
@@ -69,10 +92,7 @@ class Lines:
                 raise NoReply(f"it sent more than {LONGEST_REPLY:,} bytes")
             parts.append(data)
         line, _, self._unread = b"".join(parts).partition(b"\n")
-        try:
-            return json.loads(line)
-        except (ValueError, RecursionError):
-            raise NoReply(NO_ANSWER) from None
+        return line
 
 
 class Worker:

@@ -79,7 +79,8 @@ def without_contamination(
             if pair.is_near:
                 drops.setdefault(pair.training, name)
     record = contamination.record(training, benchmarks, overlaps_by_benchmark, Counter(drops.values()))
-    contamination.keep(folder, record)
+    with folder.tolerate_write_errors(contamination.RECORD):
+        folder.write_json(contamination.RECORD, record.model_dump())
     for name, benchmark in record.benchmarks.items():
         if benchmark.near or name in named:
             warns = "warning: " if benchmark.near > 0 and name not in named else ""

@@ -9,7 +9,7 @@ from typing import get_args
 
 from microrl import files
 from microrl.adapters.folder import write
-from microrl.errors import CheckpointSetAside, MachineFailure, UserError
+from microrl.errors import MachineFailure
 from microrl.files import BadFile
 from microrl.limits import CHECKPOINTS, checkpoint_interval_s
 from microrl.run import checkpoint, heartbeat
@@ -82,19 +82,9 @@ def _log_bad_heartbeat(folder: RunFolder, why: str) -> None:
 
 
 def restore(run: Run, path: Path) -> None:
-    """Load a checkpoint into the policy, the guard, the prompts and the clock.
-
-    If its tensors do not fit this policy, nothing is loaded. Raises CheckpointSetAside, after renaming it, if an older
-    checkpoint fits; otherwise UserError.
-    """
-    try:
-        checkpoint.restore(path, run.policy)
-    except UserError as error:
-        older = [other for other in checkpoint.all_in(path.parent) if other.name < path.name]
-        if not any(checkpoint.fits(other, run.policy) for other in older):
-            raise
-        _log_bad(run.folder, checkpoint.set_aside(path), error.message)
-        raise CheckpointSetAside from error
+    """Load a checkpoint into the policy, the guard, the prompts and the clock. Raises UserError where its tensors do not fit this
+    policy; nothing is loaded then."""
+    checkpoint.restore(path, run.policy)
     run.guard.restore(run.state.guard)
     run.prompts.restore(run.state.sampler_position, run.state.question_history)
     sampled: set[str] = {"step", "validation"} if run.state.engine_failures < run.engine_failures else set()

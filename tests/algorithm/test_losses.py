@@ -12,9 +12,9 @@ from microrl import algorithm
 from microrl.algorithm.advantages import advantages
 from microrl.algorithm.grpo import Tokens
 from microrl.algorithm.loss import constant_length, importance_weights, k3, mismatch, sequence_mean, surrogate, token_mean
-from microrl.algorithm.overlong import soft_overlong_penalty
 from microrl.config import resolve
 from microrl.errors import UserError
+from microrl.rewards.scorer import soft_overlong_penalty
 
 LN = math.log
 

@@ -8,7 +8,7 @@ import torch
 
 from microrl.commands.bench import logprob
 from microrl.limits import CPU_BLOCK_ELEMENTS, CPU_CHUNK_ROWS, GPU_CHUNK_ELEMENTS, chunk_elements
-from microrl.models.forward import LogitTransform
+from microrl.models.forward import Head, LogitTransform
 from microrl.models.onednn import _beats_mkl
 from microrl.plan.memory import CHUNK_BUFFERS
 from microrl.policy.logprobs import chosen_logprobs
@@ -50,7 +50,11 @@ def test_time_meets_the_bar(inside):
 def test_a_chunk_takes_no_more_tensors_than_the_plan_counts(dtype, transform, trained):
     case = logprob.make_case(torch.device("cpu"), dtype, CPU_CHUNK_ROWS * 2, 8192, 4)
     case.head.requires_grad_(trained)
-    peak = logprob.peak_bytes(lambda *given: chosen_logprobs(*given, 0.7, fp32_head=True, transform=transform), case)
+
+    def scored(hidden_ND, targets_N, head):
+        return chosen_logprobs(hidden_ND, targets_N, Head(head.weight, head.bias, 0.7, fp32=True, transform=transform))
+
+    peak = logprob.peak_bytes(scored, case)
     assert 1.5 <= peak / (4 * chunk_elements(8192, on_cpu=True)) <= CHUNK_BUFFERS + 0.1
 
 

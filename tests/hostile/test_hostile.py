@@ -276,20 +276,6 @@ def metrics(run):
     return [(line["step"], line["policy/entropy"], line["reward/mean"], line["policy/grad_norm"]) for line in lines]
 
 
-@pytest.mark.cases(fast=1)
-@pytest.mark.parametrize("file", ["optimizer", "rng"])
-def test_a_checkpoint_of_wrong_tensors_is_set_aside_and_the_run_ends_as_it_would_have(inside, wares, run, file):
-    path = run / LAST / f"{file}.safetensors"
-    name = next(iter(load_file(path)))
-    change_tensor(path, name, torch.zeros(3))
-    renew(run / LAST)
-    done = inside("train", "--resume", run)
-    assert done.returncode == 0 and "continuing at SFT step" not in done.stderr, done.stderr
-    assert "continuing at step 1" in done.stderr
-    assert [event["message"].split()[2] for event in events(run) if event["kind"] == "bad checkpoint"] == ["bad-step-000003"]
-    assert metrics(run) == metrics(wares / "done")
-
-
 def test_where_no_checkpoint_fits_the_run_is_refused_and_nothing_is_lost(inside, run):
     """It is the run around them that is wrong: with another rank in its config.json none of its checkpoints fits."""
     change(run / "config.json", "adapter.rank", 4)

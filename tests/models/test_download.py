@@ -57,15 +57,14 @@ def snapshot(tmp_path):
 
 
 @pytest.mark.slow
-def test_how_far_it_is_and_how_fast_is_shown(hub, here, tmp_path):
+def test_how_far_it_is_is_shown(hub, here, tmp_path):
     hub.bytes_a_second = 8e6
     with fake_hub.serving(hub) as address:
         done = subprocess.run([sys.executable, "-c", CODE], env=here(address), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith(f"downloading {NAME}, MB: ")]
     assert lines[0].startswith(f"downloading {NAME}, MB: 0/20")
-    seen = re.search(r"MB: (\d+)/20, ([\d.]+) MB/s", lines[1])
-    assert 0 < int(seen[1]) <= 20 and 1 < float(seen[2]) < 30
+    assert 0 < int(re.search(r"MB: (\d+)/20", lines[1])[1]) <= 20
     assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
     assert not hub.downloads("pytorch_model.bin") and not hub.downloads("consolidated.safetensors")
 
@@ -110,11 +109,10 @@ def test_what_is_left_over_is_not_counted(tmp_path):
     over = threading.Event()
     worker = threading.Thread(target=over.wait)
     worker.start()
-    rate = download._Rate()
-    items = download._megabytes(worker, tmp_path, 6 * MB, rate)
+    items = download._megabytes(worker, tmp_path, 6 * MB)
     assert [next(items) for _ in range(2)] == [None, None]
     (tmp_path / "cc.89abcdef.incomplete").write_bytes(bytes(3 * MB))
-    assert [next(items) for _ in range(3)] == [None] * 3 and float(rate.words()[2:-5]) > 0
+    assert [next(items) for _ in range(3)] == [None] * 3
     over.set()
     assert list(items) == [], "five of them have come, and one not"
 

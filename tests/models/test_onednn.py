@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from microrl.adapters.lora_linear import LoraProduct, MergedLoraProduct
 from microrl.models import onednn
+from microrl.models.forward import Head
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.rollout.transformers import TransformersEngine
 from microrl.types import Sampling
@@ -131,7 +132,7 @@ def test_a_trained_head_is_not_packed(weight):
     """It changes with every update."""
     head = torch.nn.Linear(IN, OUT, bias=False)
     before = len(onednn._PACKED)
-    logprobs, _ = chosen_logprobs(rows(IN).requires_grad_(), torch.arange(ROWS), head, 1.0)
+    logprobs, _ = chosen_logprobs(rows(IN).requires_grad_(), torch.arange(ROWS), Head(head.weight, head.bias))
     logprobs.sum().backward()
     assert len(onednn._PACKED) == before and head.weight.grad is not None
 

@@ -12,6 +12,7 @@ from microrl.adapters.attach import attach
 from microrl.commands.bench import logprob
 from microrl.config import resolve
 from microrl.limits import CPU_CHUNK_ROWS, chunk_elements
+from microrl.models.forward import Head
 from microrl.models.nf4 import quantize
 from microrl.models.tensors import weight_sharing_copy
 from microrl.plan import Shape, make
@@ -114,8 +115,8 @@ def test_a_chunk_beside_the_teachers_takes_no_more_tensors_than_the_plan_counts(
     student.head.requires_grad_(trained)
 
     def scored(hidden_ND, targets_N, head):
-        compared = Divergence(teacher.hidden_ND.detach(), targets_N, teacher.head, top_k=16)
-        logprobs_N, entropy_N = chosen_logprobs(hidden_ND, targets_N, head, 0.7, compared=compared)
+        compared = Divergence(teacher.hidden_ND.detach(), targets_N, Head(teacher.head.weight, teacher.head.bias), top_k=16)
+        logprobs_N, entropy_N = chosen_logprobs(hidden_ND, targets_N, Head(head.weight, head.bias, 0.7), compared=compared)
         return logprobs_N + compared.divergence_N, entropy_N
 
     taken = logprob.peak_bytes(scored, student) / (4 * chunk_elements(vocab, on_cpu=True))

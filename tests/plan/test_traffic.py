@@ -12,6 +12,7 @@ from microrl.algorithm.batch import Row
 from microrl.config import resolve
 from microrl.models import onednn
 from microrl.models.attention import use_lower_right
+from microrl.models.forward import Head
 from microrl.plan import Shape, devices, efficiency, roofline
 from microrl.plan.workload import Workload
 from microrl.policy.logprobs import chosen_logprobs
@@ -100,5 +101,5 @@ def test_a_slope_in_16_bits_is_no_copy():
     head = torch.nn.Linear(16, vocab, bias=False, dtype=torch.bfloat16).requires_grad_(False)
     hidden_ND = torch.randn(rows, 16, dtype=torch.bfloat16, requires_grad=True)
     with Traffic() as traffic:
-        chosen_logprobs(hidden_ND, torch.arange(rows), head, 1.0)
+        chosen_logprobs(hidden_ND, torch.arange(rows), Head(head.weight, head.bias))
     assert traffic.by_op["_to_copy"].bytes == pytest.approx(6 * rows * vocab, rel=0.05)

@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
 from microrl.errors import UserError
-from microrl.models.forward import LogitTransform
+from microrl.models.forward import Head, LogitTransform
 from microrl.policy.divergence import Divergence
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import drawn_mask
@@ -75,8 +75,8 @@ def test_values_and_gradients_are_autograds(top_k, transform, widths):
     hidden, other = torch.randn(13, 16).double().requires_grad_(), torch.randn(13, 9).double()
     head, theirs = head_of(16, widths[0]), head_of(9, widths[1]).requires_grad_(False)
     targets, weights, shares = torch.randint(44, (13,)), torch.randn(13).double(), torch.randn(13).double()
-    compared = Divergence(other, targets, theirs, top_k=top_k, transform=transform)
-    logprobs, _ = chosen_logprobs(hidden, targets, head, 0.7, transform=transform, compared=compared)
+    compared = Divergence(other, targets, Head(theirs.weight, theirs.bias, transform=transform), top_k=top_k)
+    logprobs, _ = chosen_logprobs(hidden, targets, Head(head.weight, head.bias, 0.7, transform=transform), compared=compared)
     student, teacher = bent(head(hidden), transform) / 0.7, bent(theirs(other), transform) / 0.7
     expected = plain(student, teacher, top_k)
     assert torch.allclose(compared.divergence_N, expected, atol=1e-10) and (expected > 0).all() and expected.mean() > 0.01
@@ -96,8 +96,8 @@ def test_values_and_gradients_are_autograds(top_k, transform, widths):
 def test_a_student_that_equals_its_teacher_has_no_gradient(top_k):
     hidden, head = torch.randn(6, 16).double(), head_of(16, 50).requires_grad_(False)
     ours, targets = hidden.clone().requires_grad_(), torch.zeros(6, dtype=torch.long)
-    compared = Divergence(hidden, targets, head, top_k=top_k, has_policy_gradient=False)
-    chosen_logprobs(ours, targets, head, 1.0, compared=compared)
+    compared = Divergence(hidden, targets, Head(head.weight, head.bias), top_k=top_k, has_policy_gradient=False)
+    chosen_logprobs(ours, targets, Head(head.weight, head.bias), compared=compared)
     compared.divergence_N.sum().backward()
     assert (compared.divergence_N == 0).all() and (ours.grad == 0).all() and compared.agrees(torch.ones(1, 6).bool()).all()
 
@@ -110,8 +110,8 @@ def test_a_confident_student_is_not_rounding_alone():
         head.weight.copy_(torch.eye(4, 3))
         hidden = torch.tensor([[24.0, 3.0, 0.0]], dtype=dtype, requires_grad=True)
         teacher = torch.tensor([[22.0, 0.0, 3.0]], dtype=dtype)
-        compared = Divergence(teacher, torch.tensor([0]), head, top_k=1, has_policy_gradient=False)
-        chosen_logprobs(hidden, torch.tensor([0]), head, 1.0, compared=compared)
+        compared = Divergence(teacher, torch.tensor([0]), Head(head.weight, head.bias), top_k=1, has_policy_gradient=False)
+        chosen_logprobs(hidden, torch.tensor([0]), Head(head.weight, head.bias), compared=compared)
         compared.divergence_N.sum().backward()
         found.append(hidden.grad.double())
     assert 0 < found[1].norm() < 1e-7 and (found[0] - found[1]).norm() < 1e-3 * found[1].norm()
@@ -125,8 +125,8 @@ def test_what_the_teacher_calls_impossible_is_bounded(broken):
     bad.weight.fill_(broken)
     for top_k in (1, "all"):
         hidden = torch.zeros(1, 2, requires_grad=True)
-        compared = Divergence(torch.ones(1, 2), torch.tensor([0]), bad, top_k=top_k)
-        chosen_logprobs(hidden, torch.tensor([0]), head, 1.0, compared=compared)
+        compared = Divergence(torch.ones(1, 2), torch.tensor([0]), Head(bad.weight, bad.bias), top_k=top_k)
+        chosen_logprobs(hidden, torch.tensor([0]), Head(head.weight, head.bias), compared=compared)
         compared.divergence_N.sum().backward()
         outcomes = [1 / 3] * 3 if top_k == "all" else [1 / 3, 2 / 3]
         assert compared.divergence_N.item() == pytest.approx(100 + sum(p * math.log(p) for p in outcomes), rel=1e-5)
@@ -262,8 +262,10 @@ def test_agrees_with_trl(case):
         None if case["cap"] is None else LogitTransform(cap=case["cap"]),
         torch.zeros(int(mask.sum()), dtype=torch.long),
     )
-    compared = Divergence(t["other"][mask], targets, theirs.requires_grad_(False), top_k=case["top_k"], transform=transform)
-    chosen_logprobs(hidden[mask], targets, head, case["temperature"], transform=transform, compared=compared)
+    compared = Divergence(t["other"][mask], targets, Head(theirs.weight, theirs.bias, transform=transform), top_k=case["top_k"])
+    chosen_logprobs(
+        hidden[mask], targets, Head(head.weight, head.bias, case["temperature"], transform=transform), compared=compared
+    )
     loss = compared.divergence_N.mean()
     assert loss.item() == pytest.approx(case["loss"], rel=near)
     found = torch.autograd.grad(loss, [hidden, head.weight])

@@ -17,7 +17,7 @@ from microrl.algorithm.batch import Batch, Row, assemble, split_evenly
 from microrl.config import resolve
 from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
-from microrl.models.forward import LogitTransform
+from microrl.models.forward import Head, LogitTransform
 from microrl.policy import policy as policy_module
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
@@ -48,7 +48,7 @@ def test_chunked_logprobs_equal_whole_vocabulary_ones(temperature):
     targets = torch.randint(50, (37,))
     weights = torch.randn(37, dtype=torch.float64)
     ours, whole = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
-    logprobs, entropy = chosen_logprobs(ours, targets, head, temperature)
+    logprobs, entropy = chosen_logprobs(ours, targets, Head(head.weight, head.bias, temperature))
     everything = (head(whole) / temperature).log_softmax(-1)
     assert torch.allclose(logprobs, everything.gather(1, targets[:, None])[:, 0], atol=1e-12)
     assert torch.allclose(entropy, -(everything.exp() * everything).sum(-1), atol=1e-12)
@@ -69,7 +69,7 @@ def test_bent_logits_and_all_their_gradients_are_autograds(transform):
     head = torch.nn.Linear(16, 50, dtype=torch.float64)
     head.weight.data *= 8
     inputs = [hidden.requires_grad_(), head.weight, head.bias]
-    logprobs, entropy = chosen_logprobs(hidden, targets, head, 0.7, transform=transform)
+    logprobs, entropy = chosen_logprobs(hidden, targets, Head(head.weight, head.bias, 0.7, transform=transform))
     z = head(hidden)
     if transform is not None:
         z = transform.scale * (z if transform.cap is None else transform.cap * torch.tanh(z / transform.cap))
@@ -137,7 +137,7 @@ def test_bf16_gradients_of_confident_tokens_survive(confidence):
         head = torch.nn.Linear(64, 50, bias=False).requires_grad_(False)
         head.weight = torch.nn.Parameter(weight.bfloat16().to(dtype), requires_grad=False)
         state = hidden.bfloat16().to(dtype).requires_grad_()
-        chosen_logprobs(state, torch.tensor([7]), head, 1.0)[0].sum().backward()
+        chosen_logprobs(state, torch.tensor([7]), Head(head.weight, head.bias))[0].sum().backward()
         found[dtype] = state.grad.double()
     assert (found[torch.bfloat16] - found[torch.float64]).norm() < 0.05 * found[torch.float64].norm()
 
@@ -160,7 +160,7 @@ def test_no_tensor_of_all_tokens_times_vocabulary_exists(monkeypatch):
     hidden = torch.randn(64, 4, requires_grad=True)
     head = torch.nn.Linear(4, 1000, bias=False).requires_grad_(False)
     with Watch():
-        logprobs, _ = chosen_logprobs(hidden, torch.zeros(64, dtype=torch.long), head, 1.0)
+        logprobs, _ = chosen_logprobs(hidden, torch.zeros(64, dtype=torch.long), Head(head.weight, head.bias))
         logprobs.sum().backward()
     assert largest == 8
 

@@ -5,7 +5,7 @@ import torch
 from random_models import random_model, relative_gap, with_adapter
 
 from microrl.algorithm.batch import Row
-from microrl.models.forward import LogitTransform
+from microrl.models.forward import Head, LogitTransform
 from microrl.policy import soft_targets
 from microrl.policy.microbatch import pad
 from microrl.policy.sft import sft_step
@@ -53,7 +53,7 @@ def test_the_divergence_is_the_plain_ones_however_it_is_cut(chunk, transform, te
     for is_ours in (True, False):
         given = hidden.clone().requires_grad_()
         if is_ours:
-            found = kl_to_top(given, batch, head, temperature, targets=targets, transform=transform)
+            found = kl_to_top(given, batch, Head(head.weight, head.bias, temperature, transform=transform), targets=targets)
             assert found.shape == (15,) and bool((found >= 0).all())
             total = found.sum()
         else:
@@ -71,7 +71,7 @@ def test_with_all_tokens_it_is_the_divergence_of_the_whole_vocabulary():
     hidden, teacher = torch.randn(3, 7, WIDTH, dtype=torch.float64), torch.randn(3, 7, VOCABULARY, dtype=torch.float64)
     head = torch.nn.Linear(WIDTH, VOCABULARY, dtype=torch.float64)
     batch = pad(ROWS, (0,), torch.device("cpu"), share_prompts=True)
-    found = kl_to_top(hidden[:1], batch, head, 1.0, targets=[targets_of(teacher, 0, VOCABULARY - 1)])
+    found = kl_to_top(hidden[:1], batch, Head(head.weight, head.bias), targets=[targets_of(teacher, 0, VOCABULARY - 1)])
     p, q = teacher[0].log_softmax(-1), head(hidden[0]).log_softmax(-1)
     assert torch.allclose(found, (p.exp() * (p - q)).sum(-1), rtol=1e-9)
 
@@ -82,7 +82,7 @@ def test_the_likeliest_tokens_are_those_of_the_tokenizer():
     hidden = torch.randn(3, 7, WIDTH, dtype=torch.float64)
     head = torch.nn.Linear(WIDTH, VOCABULARY, dtype=torch.float64)
     batch = pad(ROWS, (0, 1, 2), torch.device("cpu"), share_prompts=True)
-    found = top_scores(hidden, batch, head, 0.7, count=VOCABULARY, vocabulary=40)
+    found = top_scores(hidden, batch, Head(head.weight, head.bias, 0.7), count=VOCABULARY, vocabulary=40)
     whole = (head(hidden) / 0.7).log_softmax(-1)[batch.mask_BT]
     assert found.ids_NK.shape == (15, 39) and int(found.ids_NK.max()) <= 39, "one is left for a student of 40 tokens"
     assert torch.allclose(found.top_NK, whole.gather(1, found.ids_NK)) and torch.equal(
@@ -90,7 +90,7 @@ def test_the_likeliest_tokens_are_those_of_the_tokenizer():
     )
     drawn = batch.completions_BT[batch.mask_BT]
     assert torch.allclose(found.logprobs_N, whole.gather(1, drawn[:, None])[:, 0])
-    assert top_scores(hidden, batch, head, 1.0, count=99, vocabulary=99).ids_NK.shape == (15, VOCABULARY - 1)
+    assert top_scores(hidden, batch, Head(head.weight, head.bias), count=99, vocabulary=99).ids_NK.shape == (15, VOCABULARY - 1)
 
 
 def examples(model, count, *, update=BASE):

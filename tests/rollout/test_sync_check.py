@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from microrl.models.forward import adapted, project, sequence_logprobs
+from microrl.models.forward import Head, adapted, sequence_logprobs
 from microrl.models.tensors import merge_lora, weight_sharing_copy, weights
 from microrl.rollout import sync_check
 from microrl.rollout.sync import SyncChoice, Trial
@@ -137,8 +137,8 @@ def test_an_fp32_head_rounds_no_logit():
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 64, generator=generator).bfloat16() for n in (3, 50))
     exact = hidden.double() @ weight.double().t()
-    assert torch.allclose(project(hidden, weight, None, fp32=True).double(), exact, atol=1e-4)
-    assert (project(hidden, weight, None, fp32=False).double() - exact).abs().max() > 1e-2
+    assert torch.allclose(Head(weight, fp32=True).logits(hidden).double(), exact, atol=1e-4)
+    assert (Head(weight).logits(hidden).double() - exact).abs().max() > 1e-2
 
 
 # ---- swap or merge

@@ -14,7 +14,7 @@ from rich.console import Console
 from microrl.run import follow
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.run.view import RunView, Seen, sparkline
+from microrl.run.view import Seen, sparkline
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def rows(tmp_path):
 def drawn(seen, width, *, encoding="utf-8"):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
     console = Console(file=stream, width=width, force_terminal=True, color_system=None)
-    console.print(RunView(seen))
+    console.print(seen)
     stream.flush()
     return stream.buffer.getvalue().decode(encoding)
 

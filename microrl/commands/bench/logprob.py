@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import psutil
@@ -17,6 +16,7 @@ import torch
 from microrl import clock
 from microrl.errors import UserError
 from microrl.models import driver
+from microrl.models.forward import Head
 from microrl.policy.logprobs import chosen_logprobs
 
 NAIVE_BYTES = 12
@@ -37,6 +37,10 @@ class Case(NamedTuple):
     head: torch.nn.Linear
 
 
+def our_logprobs(hidden_ND: torch.Tensor, targets_N: torch.Tensor, head: torch.nn.Linear) -> Scores:
+    return chosen_logprobs(hidden_ND, targets_N, Head(head.weight))
+
+
 def naive_logprobs(hidden_ND: torch.Tensor, targets_N: torch.Tensor, head: torch.nn.Linear) -> Scores:
     """Full logits, log-softmax in fp32, autograd. No tensor is kept longer than it must be; the entropy carries no gradient."""
     logprobs_NV = head(hidden_ND).float().log_softmax(dim=1)
@@ -45,7 +49,7 @@ def naive_logprobs(hidden_ND: torch.Tensor, targets_N: torch.Tensor, head: torch
     return logprobs_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1), entropy_N
 
 
-SIDES: dict[str, Pass] = {"ours": partial(chosen_logprobs, temperature=1.0), "naive": naive_logprobs}
+SIDES: dict[str, Pass] = {"ours": our_logprobs, "naive": naive_logprobs}
 
 
 def compare(

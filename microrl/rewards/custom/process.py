@@ -12,8 +12,7 @@ from microrl.config.plugins import REWARDS, refuse_missing
 from microrl.config.reward import EXAMPLE, RewardConfig, parse_functions
 from microrl.errors import UserError, did_you_mean
 from microrl.sandbox import levels
-from microrl.sandbox.environment import clean
-from microrl.sandbox.worker import NO_ANSWER, Cancelled, NoReply, Worker, never
+from microrl.sandbox.worker import NO_ANSWER, Cancelled, NoReply, Worker, clean, never
 
 HOST = str(Path(__file__).with_name("host.py"))
 """Run as a file: it needs nothing of this package, and starts in a tenth of a second."""

@@ -1,23 +1,23 @@
 """Calls between two confined processes over a pair of pipes: from a data set's tests to the program that a model wrote.
 
-A message is its length (4 bytes, big-endian) and JSON. The tests' side asks, the program's side answers, one at a time. Of what
-the program's side sends nothing is believed: not the length, not the number, not the form of a value.
+The tests' side asks, the program's side answers, one at a time. Of what the program's side sends nothing is believed: not the
+length, not the number, not the form of a value.
 """
 
 from __future__ import annotations
 
 import builtins
-import os
-import select
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from microrl import plain
-from microrl.clock import now_s
 from microrl.plain import BadValue, NotPlain
+from microrl.sandbox.worker import Lines, NoReply, never
 
 MAX_ANSWERS_BYTES = 1 << 26
 """Of all answers to one set of tests."""
-_HEADER = 4
 
 EXCEPTIONS: dict[str, type[Exception]] = {
     name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)
@@ -35,62 +35,38 @@ class ProgramGone(BaseException):
 
 
 class Channel:
-    """Messages over two pipes. Raises ProgramGone at the deadline and where the other side has closed its end."""
+    """Messages over two pipes, a line of JSON each. Raises ProgramGone at the deadline and where the other side has closed its
+    end."""
 
-    def __init__(self, reads: int, writes: int, until_s: float | None = None) -> None:
-        self._reads, self._writes, self._until_s = reads, writes, until_s
+    def __init__(self, reads: int, writes: int, until_s: float = math.inf) -> None:
+        self._lines, self._until_s = Lines(writes, reads, lambda: "it has ended"), until_s
         self._received = 0
-        if until_s is not None:
-            for descriptor in (reads, writes):
-                os.set_blocking(descriptor, False)
 
     def send(self, message: Any) -> None:
         """Raises NotPlain where it is too large."""
         data = plain.to_bytes(message)
-        data = len(data).to_bytes(_HEADER, "big") + data
-        while data:
-            self._wait(self._writes, select.POLLOUT)
-            try:
-                data = data[os.write(self._writes, data) :]
-            except BlockingIOError:
-                continue  # there is room, but less than a page
-            except OSError as error:
-                raise ProgramGone("it has closed its pipe") from error
+        with _program_gone():
+            self._lines.send_line(data, self._until_s, never)
 
     def receive(self) -> Any:
         """Raises ProgramGone also for what is no message."""
-        size = int.from_bytes(self._exactly(_HEADER), "big")
-        self._received += size
-        if size > plain.MAX_BYTES or self._received > MAX_ANSWERS_BYTES:
+        with _program_gone():
+            data = self._lines.receive_line(self._until_s, never)
+        self._received += len(data)
+        if len(data) > plain.MAX_BYTES or self._received > MAX_ANSWERS_BYTES:
             raise ProgramGone("it sends too much")
         try:
-            return plain.from_bytes(self._exactly(size))
+            return plain.from_bytes(data)
         except BadValue as error:
             raise ProgramGone("it does not send JSON") from error
 
-    def _exactly(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            self._wait(self._reads, select.POLLIN)
-            try:
-                part = os.read(self._reads, min(size - len(data), 1 << 16))
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise ProgramGone("its pipe cannot be read") from error
-            if not part:
-                raise ProgramGone("it has ended")
-            data += part
-        return bytes(data)
 
-    def _wait(self, descriptor: int, event: int) -> None:
-        if self._until_s is None:
-            return
-        poll = select.poll()
-        poll.register(descriptor, event)
-        left_s = self._until_s - now_s()
-        if left_s <= 0 or not poll.poll(left_s * 1000):
-            raise ProgramGone("it takes too long")
+@contextmanager
+def _program_gone() -> Iterator[None]:
+    try:
+        yield
+    except (NoReply, OSError) as error:
+        raise ProgramGone("it takes too long, or has ended") from error
 
 
 class Handle:
