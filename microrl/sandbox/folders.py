@@ -1,7 +1,7 @@
 """The temporary folders of hosts. Each is locked by the process that made it; if that was killed, the next start removes it.
 
 A program may leave anything in them: folders a thousand deep, without permissions, names that are no text. So a walk here follows
-no symbolic link, holds few descriptors however deep it goes, and raises nothing but OSError. Removing is left to coreutils.
+no symbolic link, holds few descriptors however deep it goes, and raises nothing but OSError.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import fcntl
 import logging
 import os
 import stat
-import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from microrl.clock import now_s
 
 PREFIX = "microrl-sandbox-"
 NEW_S = 60.0
@@ -49,31 +51,77 @@ def _sweep(now: float) -> None:
         with suppress(OSError):
             state = os.lstat(path)
             if state.st_uid == os.getuid() and now - state.st_mtime > NEW_S:
-                held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:
+                with _opened(path) as held:
                     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     remove(path)
-                finally:
-                    os.close(held)
 
 
 def remove(path: str) -> None:
     """Remove a folder and all that is below it. What cannot be removed is logged once, and left."""
     if path in _given_up:
         return
+    why, until = "some of its files do not let themselves be removed", now_s() + _REMOVE_S
     try:
+        with _opened(path) as top:
+            while _empty(top) and now_s() < until:
+                with suppress(OSError):  # not empty: what is being killed still wrote to it
+                    os.rmdir(path)
+                    return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        why = error.strerror or str(error)
+    _given_up.add(path)
+    logging.getLogger(__name__).warning("the temporary folder %s cannot be removed: %s", path, why)
+
+
+def _empty(top: int) -> bool:
+    """Remove what is in this folder; whether anything was, or nothing had to be.
+
+    The folders in an inner one are moved up into this one first, so that no path is longer than two names and no more than two
+    folders are open.
+    """
+    names, is_better = os.listdir(top), False
+    for name in names:
         with suppress(OSError):
-            os.rmdir(path)  # most programs leave nothing
-            return
-        # However deep, and following no link. What is below a folder without permissions cannot be removed either.
-        for tool in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
-            done = subprocess.run([*tool, "--", path], stdin=subprocess.DEVNULL, capture_output=True, timeout=_REMOVE_S)
-        why = done.stderr.decode(errors="replace").partition("\n")[0]
-    except (OSError, subprocess.TimeoutExpired) as error:
-        why = str(error)
-    if os.path.lexists(path):
-        _given_up.add(path)
-        logging.getLogger(__name__).warning("the temporary folder %s cannot be removed: %s", path, why)
+            if not _is_folder(name, top):
+                os.unlink(name, dir_fd=top)
+            else:
+                with _opened(name, top) as inner:
+                    for other in os.listdir(inner):
+                        with suppress(OSError):
+                            _move_up(other, inner, top) if _is_folder(other, inner) else os.unlink(other, dir_fd=inner)
+                            is_better = True
+                os.rmdir(name, dir_fd=top)
+            is_better = True
+    return is_better or not names
+
+
+def _move_up(name: str, inner: int, top: int) -> None:
+    with _opened(name, inner):  # a folder is moved only where it can be written to
+        pass
+    os.rename(name, os.urandom(16).hex(), src_dir_fd=inner, dst_dir_fd=top)
+
+
+def _is_folder(name: str, parent: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+
+
+@contextmanager
+def _opened(name: str, parent: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder of this user's, which may have taken its permissions away from itself. No link is followed."""
+    flags = os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+    place = os.open(name, os.O_PATH | flags, dir_fd=parent)
+    try:
+        if os.fstat(place).st_mode & 0o700 != 0o700:
+            os.chmod(f"/proc/self/fd/{place}", 0o700)  # this very folder: its name may be another's by now
+        inside = os.open(".", os.O_RDONLY | flags, dir_fd=place)
+    finally:
+        os.close(place)
+    try:
+        yield inside
+    finally:
+        os.close(inside)
 
 
 def is_overfull(path: str, pid: int, file_bytes: int) -> bool:
