@@ -107,8 +107,16 @@ def peer(
         typer.Option(
             min=0.01,
             max=1.0,
-            help="Compare the time to reach this training accuracy on addition, instead of steps.",
+            help="Compare the time to reach this training accuracy, instead of steps.",
             show_default="steps are compared",
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="With --to-accuracy: preset whose questions both sides answer, without its SFT and curriculum. TRL's reward is "
+            "1 for an answer that equals the right one exactly, in a box or in <answer> tags.",
+            show_default="addition",
         ),
     ] = None,
     lr: Annotated[
@@ -139,15 +147,17 @@ def peer(
     check_environment(env)
     hub.prepare(model, local=(known_models.QUICKSTART,))
     work = Work(prompts, group, tokens, rank, steps, env)
-    if to_accuracy is None and (lr is not None or minutes is not None):
-        name = "lr" if lr is not None else "minutes"
+    if to_accuracy is None and (lr, minutes, preset) != (None, None, None):
+        name = "lr" if lr is not None else "minutes" if minutes is not None else "preset"
         raise UserError(f"--{name} has no effect without --to-accuracy", "remove it, or add --to-accuracy 0.6")
     if to_accuracy is not None and env is not None:
         raise UserError("--env cannot be combined with --to-accuracy, which trains without tools", "remove one of them")
     if to_accuracy is not None:
         from microrl.commands.bench import to_accuracy as trained
 
-        result = trained.compare(peer, trained.Goal(to_accuracy, minutes or 10.0, lr), work, model=model, pairs=pairs, say=say)
+        result = trained.compare(
+            peer, trained.Goal(to_accuracy, minutes or 10.0, lr), work, model=model, preset=preset, pairs=pairs, say=say
+        )
         emit(result) if as_json else print(trained.in_words(result))
         return
     result = compare(peer, work, model=model, pairs=pairs, say=say)

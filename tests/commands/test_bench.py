@@ -364,7 +364,7 @@ def our_training(monkeypatch):
     def install(*seconds):
         left, seen = list(seconds), []
 
-        def train(flags, goal, model, out):
+        def train(presets, flags, goal, out):
             seen.append(flags)
             second = left.pop(0)
             return result(second or 60.0, second is not None)
@@ -414,6 +414,30 @@ def test_each_sides_defaults_are_its_own(inside, peer, our_training, calls, monk
     assert "--lr" not in calls.read_text() and "rank" not in json.loads(done.stdout)["settings"]
 
 
+def test_a_presets_questions_are_asked_without_its_sft_and_curriculum(model_folder):
+    """TRL gets each with its right answer as text, which a procedural task holds inside what its scorer needs."""
+    goal, work = to_accuracy.Goal(0.3, 1.0, 5e-5), peers.Work(prompts=4, group=8, tokens=40, rank=64, steps=1)
+    flags = to_accuracy._flags(goal, work, str(model_folder), model_folder, "laptop") | {"data.problems": 20}
+    config = to_accuracy._config(("laptop",), flags)
+    assert not config.sft.is_on and not config.data.curriculum and config.model.name == str(model_folder)
+    for question in to_accuracy._questions(("laptop",), flags):
+        system, user = question["prompt"]
+        assert "<answer>" in system["content"]
+        words = user["content"].strip().rpartition(": ")[2].split(", ")
+        assert question["gold"] == ", ".join(reversed(words))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ("so \\boxed{12}", True), ("<answer> 12\n</answer>", True), ("\\boxed{1} or <answer>12</answer>", True),
+        ("<answer>12</answer> or \\boxed{1}", False), ("12", False), ("<answer>12", False), ("<answer>12.0</answer>", False),
+    ],
+)  # fmt: skip
+def test_trl_is_paid_for_the_last_answer(text, is_right):
+    assert trl_step.is_right(text, "12") == is_right
+
+
 def test_the_window_is_whole_before_a_goal_is_reached():
     """Four steps of 160 completions fill it; the mean of the last four decides."""
     assert not trl_step.reached([1.0] * 3, 160, 0.5)
@@ -427,12 +451,12 @@ def test_our_training_ends_at_the_goal_or_with_its_time(model_folder, tmp_path, 
     """The quickstart's model begins at 0.3, which one step of 640 completions shows; all of them right is out of its reach."""
     goal = to_accuracy.Goal(accuracy, minutes, 1e-3)
     work = peers.Work(prompts=16, group=40, tokens=32, rank=2, steps=1)
-    found = to_accuracy._ours(to_accuracy._flags(goal, work, "quickstart", model_folder), goal, "quickstart", tmp_path / "run")
+    found = to_accuracy._ours(("quickstart",), to_accuracy._flags(goal, work, "quickstart", model_folder), goal, tmp_path / "run")
     assert found["reached"] == is_reached and found["steps"] >= 1
     assert 0 < found["step_s"] < found["process_s"]
 
 
 def test_what_belongs_to_an_accuracy_is_refused_without_one(inside, model_folder):
-    for option, value in (("--lr", 1e-3), ("--minutes", 1)):
+    for option, value in (("--lr", 1e-3), ("--minutes", 1), ("--preset", "laptop")):
         done = inside("bench", "peer", "--peer", "never-asked", "--model", model_folder, option, value)
         assert done.returncode == 2 and f"{option} has no effect without --to-accuracy" in done.stderr and "hint:" in done.stderr

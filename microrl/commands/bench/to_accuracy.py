@@ -20,8 +20,9 @@ from microrl import clock
 from microrl.commands.bench import peer as peers
 from microrl.commands.bench.trl_step import reached, recent
 from microrl.commands.isolated import last_words
-from microrl.config import known_models, resolve
+from microrl.config import RunConfig, known_models, resolve
 from microrl.data import arithmetic
+from microrl.data.gym import own_answer
 from microrl.data.load import load_questions, split
 from microrl.data.prompts import messages
 from microrl.errors import MachineFailure
@@ -48,31 +49,33 @@ def compare(
     work: peers.Work,
     *,
     model: str = known_models.QUICKSTART,
+    preset: str | None = None,
     pairs: int = 5,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Train `pairs` pairs of processes, one of microrl and one of TRL, until `goal` is reached or its minutes are over.
 
-    Pair n has seed n on both sides; which side is first alternates. For each side: `reached`, `steps`, `step_s` (seconds of all
-    steps), `process_s` (with starting and loading) and the last `accuracy`. `ratio` is microrl's `step_s` divided by TRL's. Where
-    only microrl reached the goal it is an upper bound (`is_bound`); where microrl did not, it is None. The whole's `ratio` is
-    the median over the pairs, with `ratio_range`; None if a pair has none.
+    The questions are those of `preset`, without its SFT and curriculum; None: addition. Pair n has seed n on both sides; which
+    side is first alternates. For each side: `reached`, `steps`, `step_s` (seconds of all steps), `process_s` (with starting and
+    loading) and the last `accuracy`. `ratio` is microrl's `step_s` divided by TRL's. Where only microrl reached the goal it is
+    an upper bound (`is_bound`); where microrl did not, it is None. The whole's `ratio` is the median over the pairs, with
+    `ratio_range`; None if a pair has none.
 
     Raises UserError and MachineFailure as `peer.compare`.
     """
     interpreter, versions = peers.find_peer(peer)
+    presets = (preset,) if preset else ("quickstart",) if model == known_models.QUICKSTART else ()
     compared_pairs: list[dict[str, Any]] = []
     with peers.local_folder(model, say) as folder, tempfile.TemporaryDirectory(prefix="microrl-") as temporary:
-        questions = Path(temporary, "questions.json")
-        questions.write_text(json.dumps(_questions(_flags(goal, work, model, folder))))
+        questions, flags = Path(temporary, "questions.json"), _flags(goal, work, model, folder, preset)
+        questions.write_text(json.dumps(_questions(presets, flags)))
         for number in range(pairs):
             sides: dict[str, dict[str, Any]] = {}
             for side in ("microrl", "peer") if number % 2 == 0 else ("peer", "microrl"):
                 name = "microrl" if side == "microrl" else f"TRL {versions['trl']}"
                 say(f"pair {number + 1} of {pairs}: {name} trains, for {goal.minutes:g} minutes at most")
                 if side == "microrl":
-                    flags = {**_flags(goal, work, model, folder), "seed": number}
-                    result = _ours(flags, goal, model, Path(temporary, f"run-{number}"))
+                    result = _ours(presets, {**flags, "seed": number}, goal, Path(temporary, f"run-{number}"))
                 else:
                     words = ["--model", str(folder), *work.options(), "--seed", str(number), "--questions", str(questions)]
                     words += ["--device", "cuda" if torch.cuda.is_available() else "cpu"]
@@ -93,7 +96,13 @@ def compare(
         "ratio": statistics.median(ratios) if known else None,
         "ratio_range": [min(ratios), max(ratios)] if known else None,
         "versions": {"microrl": {name: metadata.version(name) for name in peers.OURS}, "peer": versions},
-        "settings": {"model": model, **asdict(goal), **({} if goal.lr is None else asdict(work)), "dtype": peers.DTYPE},
+        "settings": {
+            "model": model,
+            "preset": preset,
+            **asdict(goal),
+            **({} if goal.lr is None else asdict(work)),
+            "dtype": peers.DTYPE,
+        },
     }
 
 
@@ -113,11 +122,12 @@ def in_words(result: dict[str, Any]) -> str:
     return f"ratio {result['ratio']:.3f} ({low:.3f}..{high:.3f}){most}"
 
 
-def _flags(goal: Goal, work: peers.Work, model: str, folder: Path) -> dict[str, Any]:
+def _flags(goal: Goal, work: peers.Work, model: str, folder: Path, preset: str | None = None) -> dict[str, Any]:
     """What microrl trains with. Nothing is evaluated: the goal is read off the training itself."""
+    data = {"data.curriculum": False, "sft.steps": None, "sft.minutes": None} if preset else {"data.name": arithmetic.NAME}
     flags: dict[str, Any] = {
-        "model.name": model if model == known_models.QUICKSTART else str(folder), "model.dtype": peers.DTYPE,
-        "data.name": arithmetic.NAME, "reward.format_weight": 0.0, "evaluation.problems": 0, "validation.problems": 0,
+        "model.name": model if model == known_models.QUICKSTART else str(folder), "model.dtype": peers.DTYPE, **data,
+        "reward.format_weight": 0.0, "evaluation.problems": 0, "validation.problems": 0,
         "budget.hours": goal.minutes / 60, "budget.steps": None,
     }  # fmt: skip
     if goal.lr is not None:
@@ -129,22 +139,27 @@ def _flags(goal: Goal, work: peers.Work, model: str, folder: Path) -> dict[str, 
     return flags
 
 
-def _presets(model: str) -> tuple[str, ...]:
-    return ("quickstart",) if model == known_models.QUICKSTART else ()
-
-
-def _questions(flags: dict[str, Any]) -> list[dict[str, Any]]:
+def _questions(presets: tuple[str, ...], flags: dict[str, Any]) -> list[dict[str, Any]]:
     """microrl's training questions, as TRL takes them."""
-    data = resolve(_presets(flags["model.name"]), flags).data
+    data = _config(presets, flags).data
     training = split(load_questions(data), data.held_out, data.validation).training
-    return [{"prompt": messages(one.text, data.system, data.system_role), "gold": one.answer} for one in training]
+    return [{"prompt": messages(one.text, data.system, data.system_role), "gold": own_answer(one.answer)} for one in training]
 
 
-def _ours(flags: dict[str, Any], goal: Goal, model: str, out: Path) -> dict[str, Any]:
+def _sets(flags: dict[str, Any]) -> list[str]:
+    """For `--set`, which takes a preset's value away by none."""
+    return [f"{name}={'none' if value is None else value}" for name, value in flags.items()]
+
+
+def _config(presets: tuple[str, ...], flags: dict[str, Any]) -> RunConfig:
+    return resolve(presets, {}, _sets(flags))
+
+
+def _ours(presets: tuple[str, ...], flags: dict[str, Any], goal: Goal, out: Path) -> dict[str, Any]:
     """`microrl train` in a process of its own, which is ended when its metrics show the goal."""
-    sets = [word for name, value in flags.items() for word in ("--set", f"{name}={'none' if value is None else value}")]
-    command = [sys.executable, "-m", "microrl", "train", *_presets(model), *sets, "--out", str(out)]
-    sampling = resolve(_presets(model), flags).sampling
+    sets = [word for one in _sets(flags) for word in ("--set", one)]
+    command = [sys.executable, "-m", "microrl", "train", *presets, *sets, "--out", str(out)]
+    sampling = _config(presets, flags).sampling
     per_step = sampling.prompts_per_step * sampling.group_size
     rows: list[dict[str, Any]] = []
     lines, ended, began = Lines(out / "metrics.jsonl"), None, clock.now_s()

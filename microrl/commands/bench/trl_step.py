@@ -24,7 +24,7 @@ NEEDED = ("trl", "torch", "transformers", "peft", "datasets")
 SUMS = 512
 WINDOW = 640
 """Completions whose mean accuracy is compared with the goal: with 8 of a question its standard error is about 0.04."""
-BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+ANSWER = re.compile(r"\\boxed\{([^{}]*)\}|<answer>(.*?)</answer>", re.DOTALL)
 CLOCK = Path(__file__).parents[2] / "clock.py"
 """The clock that times microrl's steps; it needs the standard library alone."""
 RESIDENT = CLOCK.with_name("resident.py")
@@ -133,8 +133,7 @@ def train_until(wanted: argparse.Namespace) -> dict[str, Any]:
     counts: list[int] = []
 
     def right(completions: list[list[dict[str, str]]], gold: list[str], **more: Any) -> list[float]:
-        boxed = [BOXED.findall(completion[0]["content"]) for completion in completions]
-        scores = [float(bool(boxes) and boxes[-1].strip() == answer) for boxes, answer in zip(boxed, gold)]
+        scores = [float(is_right(completion[0]["content"], answer)) for completion, answer in zip(completions, gold)]
         accuracies.append(sum(scores) / len(scores))
         counts.append(len(scores))
         return scores
@@ -163,6 +162,12 @@ def train_until(wanted: argparse.Namespace) -> dict[str, Any]:
         "reached": reached(accuracies, counts[0], wanted.until), "steps": len(seconds), "step_s": sum(seconds),
         "accuracy": recent(accuracies, counts[0]),
     }  # fmt: skip
+
+
+def is_right(text: str, gold: str) -> bool:
+    """Whether the last answer, in a box or in <answer> tags, equals the right one exactly."""
+    given = ANSWER.findall(text)
+    return bool(given) and "".join(given[-1]).strip() == gold
 
 
 def recent(accuracies: Sequence[float], per_step: int) -> float:
