@@ -107,15 +107,15 @@ def peer(
         typer.Option(
             min=0.01,
             max=1.0,
-            help="Compare the time to reach this training accuracy, instead of steps.",
+            help="Compare the time to reach this training accuracy (0 to 1), instead of the time of a step.",
             show_default="steps are compared",
         ),
     ] = None,
     preset: Annotated[
         str | None,
         typer.Option(
-            help="With --to-accuracy: preset whose questions both sides answer, without its SFT and curriculum. TRL's reward is "
-            "1 for an answer that equals the right one exactly, in a box or in <answer> tags.",
+            help="With --to-accuracy: preset on whose questions microrl and TRL both train, without its SFT and curriculum. "
+            "TRL's reward is 1 for an exact match in \\boxed{} or <answer>.",
             show_default="addition",
         ),
     ] = None,

@@ -35,7 +35,7 @@ HEAD = (
 )  # fmt: skip
 HEAD_OF_PARTS = ("<gain by form", "<by length", "<by answer", "base read leniently")
 CAPTION = "in percent, with 95 % intervals over seeds and problems; p in brackets: adjusted for the number of comparisons (Holm)"
-CAPTION_OF_PARTS = "where the gain comes from, in percentage points: see `microrl guide report`"
+CAPTION_OF_PARTS = "the parts of the gain, in percentage points: see `microrl guide report`"
 
 
 ESTIMATES = ("value", "gain", "against_first", "usd_per_point")

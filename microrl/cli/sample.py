@@ -65,7 +65,7 @@ def sample(
     if config.env.target is None and _agree(config, sides):
         from microrl.report.transcripts import evaluations
 
-        differences = f". To see differences: microrl diff {run.path}" if evaluations(run.path) else ""
+        differences = f". To find differences: microrl diff {run.path}" if evaluations(run.path) else ""
         say(f"note: both models give the same answers here{differences}")
     if as_json:
         texts = {side: [one.text for one in completions] for side, completions in sides.items()}

@@ -60,7 +60,7 @@ def local_model(name: str) -> Path | None:
         return file
     if name.startswith((".", "/", "~")) or "/" not in name:
         if name in presets.available():
-            raise UserError(f"`{name}` is a preset, not a model", f"microrl train {name}; SFT alone: --set sft.only=true")
+            raise UserError(f"`{name}` is a preset, not a model", f"microrl train {name} (SFT alone: add --set sft.only=true)")
         others = "; a local folder, a .gguf file, or owner/name on the hub works as well"
         raise UserError(f"there is no model `{name}`", known_models.hint(name) + others)
     return None

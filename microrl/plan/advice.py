@@ -235,8 +235,8 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
         )
     if work.shape.delta is not None and not work.device.is_cpu:
         remarks.append(
-            "the update is estimated as transformers' own code computes gated delta networks: for each 64 tokens it goes over "
-            "the whole sequence again. flash-linear-attention has faster kernels; microrl was not tested with them"
+            "the update's time assumes transformers' own code for Gated DeltaNet layers, which rereads the whole sequence for "
+            "every 64 tokens. flash-linear-attention has faster kernels; microrl was not tested with them"
         )
     if steps == 0 and not config.sft.only and sizes.fits(room):
         remarks.append("the budget is too small for loading, two evaluations and one step: increase --hours")

@@ -62,8 +62,8 @@ def test_the_plan_has_room_for_the_states_and_moves_them():
     plan = planned("micro-r64", model__name="Qwen3.5-0.8B")
     # 128 completions of 512 + 3584 tokens and two blocks.
     assert plan.sampling_gb["KV cache"] == pytest.approx(128 * ((4096 + 256) * 12_288 + 19_759_104) / 1e9, abs=2e-3)
-    assert any("gated delta networks" in note for note in plan.notes)
-    assert not any("gated delta" in note for note in planned("micro-r64", model__name="LFM2.5-1.2B-Instruct").notes)
+    assert any("Gated DeltaNet" in note for note in plan.notes)
+    assert not any("DeltaNet" in note for note in planned("micro-r64", model__name="LFM2.5-1.2B-Instruct").notes)
     shape = shape_of("Qwen3.5-0.8B")
     seconds = [of(one).step_parts_s["generate"] for one in (shape, replace(shape, delta_layers=0))]
     moved = 2 * 18 * 16 * 128 * 128 * 4  # read and written for every token
