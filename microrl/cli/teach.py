@@ -116,6 +116,8 @@ def teach(
         defaults = {"evaluation.samples": 4, "evaluation.problems": ALL, "engine.kind": "auto"}
         flags = {key: defaults.get(key) if value is None else value for key, value in flags.items()}
         config, adapter = _asked(teacher, sets or [], flags | {"sampling.max_completion_tokens": max_tokens})
+        if not config.evaluation.problems:
+            raise UserError("--problems 0 leaves no question for the teacher", "raise it, or leave it out for all questions")
         folder = out or options.run_folder(f"teach-{options.run_name(None, teacher)}")
     machine.check(config, folder)
     prepare_hub(config, reads_data=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -89,6 +89,13 @@ class Layer(NamedTuple):
     conv_state: int = 0
     """Kept of a sequence however long it is, in the weights' type."""
     delta: DeltaNet | None = None
+
+    def sizes(self) -> Iterator[int]:
+        """Those that a model has to have where it has the part at all."""
+        for product in self.products:
+            yield from (product.n_in, product.n_out)
+        yield from self.delta or ()
+        yield from (size for size in (self.others, self.conv_state) if size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ from microrl.config.adapter import BaseAdapterConfig, Linear, TargetedConfig, ch
 from microrl.errors import UserError
 from microrl.plan.layers import LLAMA, DeltaNet, Layer, Product, Sizes, decoder, family_of, lfm2_width
 
+MOST_LAYERS = 10_000
+"""Of a configuration that is believed: each is counted apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -64,11 +67,18 @@ class Shape:
             inner = int(config.get("intermediate_size") or 4 * hidden)
             heads, vocab = int(config["num_attention_heads"]), int(config["vocab_size"])
             kv_heads = int(config.get("num_key_value_heads") or heads)
-            head_dim = int(config.get("head_dim") or family.head_dim or hidden // heads)
+            head_dim = int(config.get("head_dim") or family.head_dim or hidden // max(heads, 1))
             if model_type == "lfm2":
                 inner = lfm2_width(config, inner)
+            if min(hidden, layers, inner, heads, kv_heads, head_dim, vocab) < 1 or layers > MOST_LAYERS:
+                raise ValueError(f"a size is below 1, or there are more than {MOST_LAYERS:,} layers")
             parts = decoder(model_type, family, config, Sizes(layers, hidden, inner, heads, kv_heads, head_dim))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if len(parts) != layers + 1:
+                raise ValueError(f"the kinds of {len(parts) - 1} layers are named, but there are {layers} layers")
+            if any(size < 1 for layer in parts.values() for size in layer.sizes()):
+                raise ValueError("a size is below 1")
+            looked_up = int(config.get("vocab_size_per_layer_input") or 0) * int(config.get("hidden_size_per_layer_input") or 0)
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise UserError(
                 f"cannot read the model's size from its configuration: {why}", "pass a text-generation model: --model NAME"
@@ -76,7 +86,6 @@ class Shape:
         tied = config.get("tie_word_embeddings")
         each = parts.values()
         deltas = [layer.delta for layer in each if layer.delta is not None]
-        looked_up = int(config.get("vocab_size_per_layer_input") or 0) * int(config.get("hidden_size_per_layer_input") or 0)
         return cls(
             model_type=model_type,
             layers=layers,

@@ -331,7 +331,7 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
 def _refuse_misfit(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     """Raise BadFile unless these are the expected names, shapes and types, and all numbers are finite."""
     for name in (*expected, *tensors):
-        hint = "restore the run's config.json and model, or remove this checkpoint to resume from the previous one"
+        hint = "restore the run's config.json and model as they were, or start a new run: --out DIR"
         if name not in tensors or name not in expected:
             raise BadFile(f"{path} does not fit: `{name}` is {'missing' if name in expected else 'unexpected'}", hint)
         ours, theirs = expected[name], tensors[name]
@@ -341,8 +341,7 @@ def _refuse_misfit(path: Path, tensors: Mapping[str, torch.Tensor], expected: Ma
             difference = f"{theirs.dtype} {list(theirs.shape)} instead of {ours.dtype} {list(ours.shape)}"
             raise BadFile(f"{path} does not fit: `{name}` is {difference}", hint)
         if theirs.dtype.is_floating_point and not bool(theirs.isfinite().all()):
-            hint = "remove this checkpoint to resume from the one before it, or start a new run"
-            raise BadFile(f"{path} is damaged: `{name}` has values that are not finite", hint)
+            raise BadFile(f"{path} is damaged: `{name}` has values that are not finite", generators.REMOVE)
 
 
 def _optimizer_tensors(policy: Policy) -> dict[str, torch.Tensor]:

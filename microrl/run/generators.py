@@ -12,6 +12,9 @@ import torch
 
 from microrl.files import BadFile
 
+REMOVE = "remove this checkpoint to resume from the one before it, or start a new run"
+"""The hint of damage in one checkpoint alone."""
+
 
 def states() -> dict[str, torch.Tensor]:
     """The states of all generators."""
@@ -44,4 +47,4 @@ def restore(saved: Mapping[str, torch.Tensor], path: Path) -> None:
             if (state := saved.get(f"cuda{number}")) is not None:
                 torch.cuda.set_rng_state(state, number)
     except (KeyError, ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise BadFile(f"{path} is damaged: {type(error).__name__}: {error}") from None
+        raise BadFile(f"{path} is damaged: {type(error).__name__}: {error}", REMOVE) from None

@@ -52,8 +52,8 @@ class NoReply(Exception):
 class Lines:
     """JSON lines to and from another process, over two pipes that do not block. Used by one thread at a time."""
 
-    def __init__(self, writes: int, reads: int, how_it_ended: Callable[[], str]) -> None:
-        self._writes, self._reads, self._how_it_ended = writes, reads, how_it_ended
+    def __init__(self, writes: int, reads: int, how_it_ended: Callable[[], str], longest: int = LONGEST_REPLY) -> None:
+        self._writes, self._reads, self._how_it_ended, self._longest = writes, reads, how_it_ended, longest
         self._unread = b""
         for descriptor in (writes, reads):
             os.set_blocking(descriptor, False)
@@ -69,7 +69,8 @@ class Lines:
         try:
             while view:
                 _wait(descriptor, select.POLLOUT, until, is_cancelled)
-                view = view[os.write(descriptor, view[: 1 << 16]) :]
+                with suppress(BlockingIOError):  # some systems say that there is room where it is too little
+                    view = view[os.write(descriptor, view[: 1 << 16]) :]
         except BrokenPipeError:
             raise NoReply(self._how_it_ended()) from None
 
@@ -82,16 +83,16 @@ class Lines:
 
     def receive_line(self, until: float, is_cancelled: Cancelled) -> bytes:
         """The next line. Raises NoReply."""
-        parts = [self._unread]
-        while b"\n" not in parts[-1]:
+        part, data = self._unread, bytearray(self._unread)
+        while b"\n" not in part:
             _wait(self._reads, select.POLLIN, until, is_cancelled)
-            data = os.read(self._reads, 1 << 16)
-            if not data:
+            part = os.read(self._reads, 1 << 16)
+            if not part:
                 raise NoReply(self._how_it_ended())
-            if sum(map(len, parts)) > LONGEST_REPLY:
-                raise NoReply(f"it sent more than {LONGEST_REPLY:,} bytes")
-            parts.append(data)
-        line, _, self._unread = b"".join(parts).partition(b"\n")
+            if len(data) > self._longest:
+                raise NoReply(f"it sent more than {self._longest:,} bytes")
+            data += part
+        line, _, self._unread = bytes(data).partition(b"\n")
         return line
 
 

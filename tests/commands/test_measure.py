@@ -12,6 +12,7 @@ from places import ROOT
 from microrl.commands.bench import measure
 from microrl.commands.bench.measure import Outcome, Stage
 from microrl.commands.bench.page import page
+from microrl.commands.bench.page import text as text_of
 from microrl.config import resolve
 from microrl.errors import UserError
 from microrl.models import gpu
@@ -114,6 +115,7 @@ def test_a_calibration_comes_from_rates_sampling_and_update():
         ["shape", "parameters", "rank", "decode.shared", "update"],
         ["tiny", "300000", "4", "2.5", "1.5"],
     ]
+    assert text_of({"tokens_per_s": 12345.6, "rows": [{"bytes": 2.5e6}]}).split() == ["tokens_per_s", "12346", "bytes", "2500000"]
     for left_out in range(3):
         assert measure.calibration_of(outcomes[:left_out] + outcomes[left_out + 1 : 3]) is None
 

@@ -269,6 +269,11 @@ def test_scores_are_at_the_training_temperature(wares, model, inside, tmp_path, 
     assert torch.allclose(scores["logprobs"][: row.length], logprobs_T, atol=1e-4)
 
 
+def test_no_question_is_refused_before_the_model_is_loaded(inside, tmp_path):
+    done = inside("teach", "--teacher", "quickstart", "--problems", 0, "--out", tmp_path / "out")
+    assert done.returncode == 2 and "--problems 0" in done.stderr and "loading" not in done.stderr, done.stderr
+
+
 def test_a_plan_and_a_sweep_know_that_no_teacher_is_in_memory(other_taught, wares, inside, tmp_path):
     plan = inside("plan", wares / "preset.toml", "--gpu", "h100", "--hours", 1, "--teacher", other_taught)
     planned = " ".join(plan.stdout.split())

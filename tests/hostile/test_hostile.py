@@ -267,6 +267,7 @@ def test_a_checkpoint_is_restored_whole_or_not_at_all(run, policy, file, name, d
     with pytest.raises(UserError) as caught:
         checkpoint.restore(run / LAST, policy)
     assert str(path.parent) in caught.value.message and "\n" not in caught.value.message
+    assert ("remove this checkpoint" in caught.value.hint) == (file == "rng" or "not finite" in caught.value.message)
     after, *rest = everything(policy)
     assert all(torch.equal(one, other) for one, other in zip(tensors, after, strict=True)) and rest == [numbers, version]
 
@@ -282,6 +283,7 @@ def test_where_no_checkpoint_fits_the_run_is_refused_and_nothing_is_lost(inside,
     before = tree(run)
     done = inside("train", "--resume", run)
     assert done.returncode == 2 and "restore the run's config.json" in done.stderr, done.stderr
+    assert "remove this checkpoint" not in done.stderr, "the ones before it do not fit either"
     assert but_for_words(tree(run)) == but_for_words(before)
 
 

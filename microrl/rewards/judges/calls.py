@@ -39,7 +39,7 @@ class Channel:
     end."""
 
     def __init__(self, reads: int, writes: int, until_s: float = math.inf) -> None:
-        self._lines, self._until_s = Lines(writes, reads, lambda: "it has ended"), until_s
+        self._lines, self._until_s = Lines(writes, reads, lambda: "it has ended", plain.MAX_BYTES), until_s
         self._received = 0
 
     def send(self, message: Any) -> None:
