@@ -78,12 +78,11 @@ class Steering:
     rate: Annotated[float, Field(gt=0, le=LARGEST_RATE)] | None = None
     sensitivity: Annotated[float, Field(ge=0)] | None = None
 
-    @staticmethod
-    def is_due(step: int, *, is_steered: bool = True) -> bool:
-        """Whether this step is to be measured."""
+    def is_due(self, step: int, *, is_steered: bool = True) -> bool:
+        """Whether this step is to be measured. Where nothing has been learned yet, always: the rate may be far off."""
         if not is_steered:
             return FIXED ** round(math.log(step + 1, FIXED)) == step + 1
-        return step < FIRST or step % EVERY == 0
+        return self.sensitivity is None or step < FIRST or step % EVERY == 0
 
     def learn(self, peak: float, lr: float, moved: float, target: float) -> None:
         """After a step at the rate `lr`, which the schedule has made of `peak`, has moved the policy by `moved` nats a token.

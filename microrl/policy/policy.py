@@ -30,6 +30,7 @@ from microrl.models.load import Progress, unseen
 from microrl.models.tensors import not_finite
 from microrl.models.threads import threads, update_threads
 from microrl.models.ways import Ways
+from microrl.policy import step_kl
 from microrl.policy.activations import ActivationBudget, can_recompute, recompute
 from microrl.policy.compiled import Compiled
 from microrl.policy.logprobs import of_batch
@@ -134,7 +135,7 @@ class Policy:
     def kl_to_base(self, batch: Batch) -> float:
         """KL of the current weights to the untouched model by k3, nats per token, on about as many of the rows as one
         micro-batch holds: every n-th by length, so that short and long completions are there in their proportion."""
-        rows = _every(len(plan(batch.rows, self.max_tokens, share_prompts=self.shares_prompts)), batch.rows)
+        rows = step_kl.every(len(plan(batch.rows, self.max_tokens, share_prompts=self.shares_prompts)), batch.rows)
         total, tokens = 0.0, 0
         for positions in plan(rows, self.max_tokens, share_prompts=self.shares_prompts):
             part = pad(rows, positions, self._model.device, share_prompts=self.shares_prompts)
@@ -153,11 +154,13 @@ class Policy:
         *,
         progress: float = 0.0,
         measures_kl: bool = False,
+        target_kl: float | None = None,
     ) -> Update:
         """One optimizer step per mini-batch, at learning rate `lr`. A non-finite gradient skips its step.
 
         `progress` is the spent fraction of the run's budget: AdaLoRA's rank schedule follows it. `measures_kl`: find out how far
-        the update moves the policy, by a pass over some of the rows before it and one after.
+        the update moves the policy, by a pass over some of the rows before it and one after. `target_kl`: a step that moves it
+        many times as far (nats a token) is shrunk (`step_kl.shrink`).
         `check_deadline` is called before every micro-batch; what it raises ends the update, with the weights as they were.
         Where memory runs out the whole update is done again in smaller micro-batches. Afterwards `is_consistent` is False until
         the caller has written down that the update happened.
@@ -168,15 +171,22 @@ class Policy:
             sample_without_gradient(rows, self._has_gradient) for rows in split_evenly(batch, self._optim.prompts_per_update)
         ]
         attempt = partial(self._steps, minibatches, check_deadline, progress)
-        watched = _every(SCORED, batch.rows) if measures_kl and any(map(self._has_gradient, batch.rows)) else []
+        watched = step_kl.every(SCORED, batch.rows) if measures_kl and any(map(self._has_gradient, batch.rows)) else []
         before = retry_with_smaller_microbatches(self, minibatches, partial(self.logprobs, watched, check_deadline))
+        kept = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters] if watched and target_kl else []
         with self.threads():
             metrics = self.run(minibatches, attempt)
         self.is_consistent = False
         self.version += 1
         if metrics.grad_norms and watched:
-            after = retry_with_smaller_microbatches(self, minibatches, partial(self.logprobs, watched))
-            metrics.moved = _kl(before, after, watched)
+
+            def measure() -> float:
+                after = retry_with_smaller_microbatches(self, minibatches, partial(self.logprobs, watched))
+                return step_kl.kl(before, after, watched)
+
+            metrics.moved = measure()
+            if kept and target_kl:
+                metrics.fraction, metrics.moved = step_kl.shrink(self.parameters, kept, metrics.moved, target_kl, measure)
         return metrics.result()
 
     def run(self, minibatches: Sequence[Sequence[Row]], attempt: Callable[[], Result]) -> Result:
@@ -368,17 +378,6 @@ class Policy:
         with self.adapter.precision():
             hidden_BTD = hidden_states(self._model, batch, share_prompts=self.shares_prompts).to(self.adapter.dtype)
         return score(hidden_BTD, batch, Head.of(self._model, self._fp32_head, self._temperature), **more)
-
-
-def _every(count: int, rows: Sequence[Row]) -> list[Row]:
-    """Every `count`-th of the rows by length, so that short and long completions are there in their proportion."""
-    return sorted(rows, key=lambda row: len(row.completion_ids))[(count - 1) // 2 :: count] or list(rows[:1])
-
-
-def _kl(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Row]) -> float:
-    """KL of the weights that sampled these rows to later ones by k3, nats a token, from the log-probabilities under both."""
-    total = sum(float(k3(new_T, old_T).sum(dtype=torch.float64)) for old_T, new_T in zip(before, after, strict=True))
-    return total / sum(row.length for row in rows)
 
 
 def _smaller(config: OptimConfig) -> str:

@@ -30,6 +30,8 @@ class Update:
     step_kl: float | None
     skipped: int
     reason: str | None
+    fraction: float = 1.0
+    """What `step_kl.shrink` has left of the step."""
     kl_ref: float | None = None
     distill_kl: float | None = None
     teacher_entropy: float | None = None
@@ -83,6 +85,7 @@ class UpdateMetrics:
         self._skipped = 0
         self.moved: float | None = None
         """How far the steps have moved the policy, nats a token; None where nothing asked for it, and nothing has moved."""
+        self.fraction = 1.0
         self.reason: str | None = None
 
     def add(
@@ -150,6 +153,7 @@ class UpdateMetrics:
             impossible_tokens=sums["impossible_tokens"],
             grad_norm=sum(self.grad_norms) / len(self.grad_norms) if self.grad_norms else None,
             step_kl=self.moved,
+            fraction=self.fraction,
             skipped=self._skipped,
             reason=self.reason,
             teacher_impossible=sums.get("teacher_impossible"),

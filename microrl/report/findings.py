@@ -59,6 +59,7 @@ EVENTS: dict[str, str] = {
     "or free memory; else run the tool by itself to see why it exits",
     "reward failed": "repair the reward function; call it by itself on the row that the message names",
     "update skipped": "",
+    "step shrunk": "",
     "not compiled": "install what the message names, such as a C++ compiler, or set optim.compile=false",
     "warning": "",
 }

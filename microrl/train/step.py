@@ -52,7 +52,14 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
         diagnosed = diagnose(run, batch, step)
         with run.watch.phase("update"):
             measures_kl = steering.is_due(step, is_steered=optim.step_kl is not None)
-            update = run.policy.update(batch, lr, run.check_deadline, progress=progress, measures_kl=measures_kl)
+            target_kl = None if optim.step_kl is None else optim.step_kl * (lr / peak) ** 2
+            update = run.policy.update(
+                batch, lr, run.check_deadline, progress=progress, measures_kl=measures_kl, target_kl=target_kl
+            )
+        if update.fraction < 1:
+            peak, lr = peak * update.fraction, lr * update.fraction
+            said = "the step was far larger than optim.step_kl and was shrunk"
+            run.announce("step shrunk", f"{said}: the learning rate is now {lr:.2g}", fraction=update.fraction)
         row = record(run, step, groups, sampled, update, lr=lr, accuracy=accuracy, began_s=began_s, diagnosed=diagnosed)
         with run.watch.phase("save"), run.folder.tolerate_write_errors("rollouts", run.announce):
             run.folder.log_rollouts(step, rollouts.lines(sampled, advantages_by_group(groups, batch), run.decode))

@@ -17,8 +17,10 @@ from microrl.algorithm.batch import Batch, Row, assemble, split_evenly
 from microrl.config import resolve
 from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
+from microrl.limits import SHRUNK_ABOVE
 from microrl.models.forward import Head, LogitTransform
 from microrl.policy import policy as policy_module
+from microrl.policy import step_kl
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
 from microrl.policy.optimizer import LARGEST_RATE, Steering, scheduled
@@ -548,6 +550,36 @@ def test_the_size_of_a_step_is_the_divergence_of_the_weights_after_it_from_those
     assert policy.update(Batch(rows, batch.groups, 1), 1e-3, measures_kl=True).step_kl is None, "nothing has moved"
 
 
+@pytest.mark.parametrize("lr", [3e-2, 0.3])
+def test_a_step_that_is_far_too_large_is_the_step_at_a_lower_rate(lr):
+    """As after SFT, where the first step's rate is guessed. A step that is not so large stays as it is, to the bit."""
+    target, batch = 2e-4, ragged_batch(groups=12)
+    policies = [with_adapter(random_model("qwen2")) for _ in range(4)]
+    shrunk, again, whole, small = policies
+    found = shrunk.update(batch, lr, measures_kl=True, target_kl=target)
+    assert whole.update(batch, lr, measures_kl=True).step_kl > SHRUNK_ABOVE * target, "too large"
+    assert 0 < found.fraction < 0.2 and target / 10 < found.step_kl < SHRUNK_ABOVE * target
+    again.update(batch, lr * found.fraction)
+    for one, other in zip(shrunk.parameters, again.parameters, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+    kept = small.update(batch, 1e-4, measures_kl=True, target_kl=target)
+    twin = with_adapter(random_model("qwen2"))
+    twin.update(batch, 1e-4)
+    assert kept.fraction == 1.0 and all(map(torch.equal, small.parameters, twin.parameters))
+
+
+@pytest.mark.parametrize("moved", [1e9, math.inf, math.nan])
+def test_a_step_that_left_everything_behind_is_shrunk_as_well(moved):
+    sizes = iter([0.5, 1e-3])
+    weight = torch.ones(3)
+    fraction, left = step_kl.shrink([weight], [torch.zeros(3)], moved, 1e-4, lambda: next(sizes))
+    assert (
+        left == 1e-3
+        and fraction == pytest.approx(1e-2 * math.sqrt(1e-4 / 0.5))
+        and torch.allclose(weight, torch.tensor(fraction))
+    )
+
+
 @pytest.mark.parametrize("sensitivity", [1e-3, 1.0, 1e3, 1e6])
 def test_a_steered_rate_finds_the_step_that_is_wanted_whatever_it_starts_from(sensitivity):
     """Of a policy whose KL is noisy, and falls to a tenth for the same rate while AdamW's moments settle."""
@@ -567,7 +599,13 @@ def test_a_steered_rate_finds_the_step_that_is_wanted_whatever_it_starts_from(se
 
 
 def test_a_fixed_rate_is_measured_ever_more_seldom():
-    assert [step + 1 for step in range(300) if Steering.is_due(step, is_steered=False)] == [1, 4, 16, 64, 256]
+    assert [step + 1 for step in range(300) if Steering().is_due(step, is_steered=False)] == [1, 4, 16, 64, 256]
+
+
+def test_steps_are_measured_until_one_has_moved_the_policy():
+    """Of a run whose first steps have nothing to learn from, the first update may come late: its rate is still a guess."""
+    assert all(Steering().is_due(step) for step in range(30))
+    assert not Steering(1e-4, 1.0).is_due(9)
 
 
 def test_a_policy_that_never_moves_is_steered_to_the_largest_rate():
