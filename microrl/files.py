@@ -293,7 +293,7 @@ def json_object(line: bytes) -> dict[str, Any] | None:
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """A temporary folder that takes the place of `target` after everything in it is on disk."""
-    temporary = target.with_name(f".{target.name}.tmp")
+    temporary, old = target.with_name(f".{target.name}.tmp"), target.with_name(f".{target.name}.old")
     remove(temporary)
     temporary.mkdir(parents=True)
     try:
@@ -303,10 +303,13 @@ def whole_folder(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    # From here on it is complete, under either name.
-    remove(target)
+    # From here on it is complete, under either name. Between two renames, `target` is missing for the shortest time.
+    remove(old)
+    if os.path.lexists(target):
+        target.replace(old)
     temporary.replace(target)
     _flush(target.parent)
+    remove(old)
 
 
 def _flush(path: Path) -> None:

@@ -58,8 +58,8 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
             )
         if update.fraction < 1:
             peak, lr = peak * update.fraction, lr * update.fraction
-            said = "the step was far larger than optim.step_kl and was shrunk"
-            run.announce("step shrunk", f"{said}: the learning rate is now {lr:.2g}", fraction=update.fraction)
+            said = f"it was far larger than optim.step_kl, so most of it was taken back; the learning rate is now {lr:.2g}"
+            run.announce("step shrunk", said, fraction=update.fraction)
         row = record(run, step, groups, sampled, update, lr=lr, accuracy=accuracy, began_s=began_s, diagnosed=diagnosed)
         with run.watch.phase("save"), run.folder.tolerate_write_errors("rollouts", run.announce):
             run.folder.log_rollouts(step, rollouts.lines(sampled, advantages_by_group(groups, batch), run.decode))

@@ -1,7 +1,10 @@
 """Dynamic sampling and the order of things in a step, with a scripted engine."""
 
+import json
 from contextlib import contextmanager
 from types import SimpleNamespace
+
+import pytest
 
 from microrl.config import resolve
 from microrl.data.sampler import PromptSampler
@@ -136,3 +139,17 @@ def test_a_round_that_there_is_no_time_for_is_not_begun():
     parts, kept, _ = run([*[USELESS] * 9, USEFUL], "dapo", may_refill=may_refill, **{"sampling.prompts_per_step": 20})
     assert len(parts.engine.calls) == 2 and asked == [(True, False, True), (True, True, True)]
     assert len(kept) == 10 and refill.missing(parts.config, kept) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_first_step_that_is_far_too_large_is_shrunk_and_the_next_ones_are_as_small(inside, tmp_path):
+    """Of the size that is asked for here, the automatic rate makes 300 times as much."""
+    out, nothing = tmp_path / "run", ("--set", "evaluation.problems=0", "--set", "validation.problems=0")
+    done = inside("train", "quickstart", "--steps", 2, "--step-kl", 1e-7, *nothing, "--out", out)
+    assert done.returncode == 0 and "step shrunk: it was far larger than optim.step_kl" in done.stderr, done.stderr
+    first, second = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    (event,) = [one for one in map(json.loads, (out / "events.jsonl").read_text().splitlines()) if one["kind"] == "step shrunk"]
+    assert event["step"] == 0 and event["fraction"] < 0.2
+    assert 1e-8 < first["policy/step_kl"] < 30e-7 and first["optim/lr"] == pytest.approx(event["fraction"] * 6.2e-4, rel=0.05)
+    assert second["optim/lr"] <= 2 * first["optim/lr"], "it goes on from the lower rate"
