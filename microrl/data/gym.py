@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,8 +49,6 @@ UNSOUND = {
     "rush_hour": "its problems have no gold answer, so its scorer cannot be checked",
 }
 """Tasks of that version that are refused before anything is generated. The others are probed before a run, too."""
-CHECKED = 8
-"""Problems of each task that are generated twice."""
 PATIENCE_S = 900.0
 """For generating all problems. Most tasks need less than a millisecond a problem, a few almost a second."""
 
@@ -111,12 +108,12 @@ def _answer(problem: dict[str, Any]) -> str:
 
 
 def _generated(wanted: list[str], config: DataConfig) -> list[dict[str, Any]]:
-    """What `main` prints. Raises UserError where it takes too long or dies."""
+    """What `microrl.data.gym_rows` prints. Raises UserError where it takes too long or dies."""
     asked = {"tasks": wanted, "count": config.problems, "seed": config.seed}
     folders = [str(Path(microrl.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__, json.dumps(asked)],
+            [sys.executable, "-m", "microrl.data.gym_rows", json.dumps(asked)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -135,61 +132,3 @@ def _generated(wanted: list[str], config: DataConfig) -> list[dict[str, Any]]:
 
 def _refused(task: str, why: str) -> UserError:
     return UserError(f"task `{task}` of reasoning-gym cannot be used: {why}", "leave it out of --data")
-
-
-# ---- the process that generates
-
-
-def main() -> None:
-    """Print the problems of the tasks that the first argument lists, a line of JSON each; one line with `error` of a task that
-    cannot be generated. Of a process of its own, with a fixed PYTHONHASHSEED: some tasks pick from sets, whose order follows it.
-    """
-    asked = json.loads(sys.argv[1])
-    lines = sys.stdout
-    sys.stdout = sys.stderr  # whatever the library prints
-    for task in asked["tasks"]:
-        settings = {"seed": asked["seed"], "size": asked["count"]}
-        try:
-            rows = _rows(task, settings, asked["count"])
-            if _rows(task, settings, min(CHECKED, len(rows))) != rows[:CHECKED]:
-                raise ValueError("the same seed does not give the same problems")
-            lines.writelines(json.dumps({"task": task, "index": index, **row}) + "\n" for index, row in enumerate(rows))
-        except Exception as error:  # of a task's own code: it is refused by name, with this reason
-            lines.write(json.dumps({"task": task, "error": f"{type(error).__name__}: {error}"[:300]}) + "\n")
-    lines.flush()
-
-
-def _rows(task: str, settings: dict[str, int], count: int) -> list[dict[str, Any]]:
-    import reasoning_gym
-
-    _seed(f"{task} {settings['seed']}")
-    generated = reasoning_gym.create_dataset(task, **settings)
-    rows = []
-    for index in range(count):
-        _seed(f"{task} {settings['seed']} {index}")
-        rows.append(_row(generated[index]))
-    return rows
-
-
-def _seed(text: str) -> None:
-    """Seed the generators that all of Python and numpy share: a task that uses them would differ from run to run."""
-    import numpy
-
-    random.seed(text)
-    numpy.random.seed(random.getrandbits(32))
-
-
-def _row(entry: dict[str, Any]) -> dict[str, Any]:
-    question, answer = entry["question"], entry["answer"]
-    if not isinstance(question, str) or not question.strip():
-        raise ValueError("a problem has no question")
-    has_answer = isinstance(answer, str) and bool(answer)
-    return {"question": question, "has_answer": has_answer, "entry": plain.encode(entry, _not_plain)}
-
-
-def _not_plain(value: Any) -> list:
-    raise plain.NotPlain(f"its problems hold a {type(value).__name__}, which its scorer would need")
-
-
-if __name__ == "__main__":
-    main()

@@ -414,6 +414,8 @@ def test_each_sides_defaults_are_its_own(inside, peer, our_training, calls, monk
     assert "--lr" not in calls.read_text() and "rank" not in json.loads(done.stdout)["settings"]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_presets_questions_are_asked_without_its_sft_and_curriculum(model_folder):
     """TRL gets each with its right answer as text, which a procedural task holds inside what its scorer needs."""
     goal, work = to_accuracy.Goal(0.3, 1.0, 5e-5), peers.Work(prompts=4, group=8, tokens=40, rank=64, steps=1)

@@ -19,7 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,8 @@ def loaded(target: str, folder: str, group: str, kind: str) -> Any:
                 raise Unusable(f"`{module_name}` has no {kind} `{path}`", known)
             target_object = getattr(target_object, name)
     else:
+        from importlib import metadata  # importing it takes as long as all the rest of this module
+
         points = {point.name: point for point in metadata.entry_points(group=group)}
         if target not in points:
             raise Unusable(f"no installed package has an entry point `{target}` in the group {group}", list(points))
