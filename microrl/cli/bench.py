@@ -79,7 +79,10 @@ def logprob(
     pairs: Annotated[int, typer.Option(min=1, help="Number of timed pairs.")] = 3,
     as_json: options.Json = False,
 ) -> None:
-    """Compare log-probabilities and entropies, forward and backward, with the naive pass that holds all logits."""
+    """Compare log-probabilities and entropies, forward and backward, with the naive pass that holds all logits.
+
+    Ratios are microrl's value divided by the naive pass's: below 1, microrl is faster or needs less memory.
+    """
     say("loading torch")
     from microrl.commands.bench.logprob import compare
 
@@ -216,6 +219,8 @@ def rollout(
     """Time weight syncs and sleep, and compare sampling with vLLM's own `generate`; or time episodes with a tool.
 
     Needs vLLM, except with --turns. The comparison uses the same engine, requests and settings, and a model with random weights.
+    The ratio is microrl's tokens per second divided by vLLM's own; with --turns, the seconds of episodes divided by those of one
+    turn.
     """
     from microrl.cli.sweep_values import values
     from microrl.rollout.preflight import require_vllm

@@ -23,11 +23,11 @@ class Sizes:
     head_dim: int
 
     @property
-    def queries(self) -> int:
+    def query_width(self) -> int:
         return self.heads * self.head_dim
 
     @property
-    def keys(self) -> int:
+    def key_width(self) -> int:
         return self.kv_heads * self.head_dim
 
 
@@ -173,17 +173,17 @@ def _dense(family: Family, config: Mapping[str, Any], sizes: Sizes) -> Layer:
     )
     products = (*_attention(sizes, qkv, out_bias=out), *_mlp(sizes.hidden, sizes.intermediate, mlp))
     norms = family.norms * sizes.hidden + (2 * sizes.head_dim if family.qk_norms else 0)
-    return Layer(products, norms, sizes.queries, sizes.keys)
+    return Layer(products, norms, sizes.query_width, sizes.key_width)
 
 
 def _attention(
     sizes: Sizes, bias: bool = False, *, out_bias: bool = False, out: str = "o_proj", gates: int = 0
 ) -> tuple[Product, ...]:
     return (
-        Product("self_attn.q_proj", sizes.hidden, sizes.queries + gates, bias),
-        Product("self_attn.k_proj", sizes.hidden, sizes.keys, bias),
-        Product("self_attn.v_proj", sizes.hidden, sizes.keys, bias),
-        Product(f"self_attn.{out}", sizes.queries, sizes.hidden, out_bias),
+        Product("self_attn.q_proj", sizes.hidden, sizes.query_width + gates, bias),
+        Product("self_attn.k_proj", sizes.hidden, sizes.key_width, bias),
+        Product("self_attn.v_proj", sizes.hidden, sizes.key_width, bias),
+        Product(f"self_attn.{out}", sizes.query_width, sizes.hidden, out_bias),
     )
 
 
@@ -206,8 +206,10 @@ def _qwen3_5(kind: str, config: Mapping[str, Any], sizes: Sizes) -> Layer:
     """Gated attention, with a gate for each query; else a gated delta network."""
     hidden, mlp = sizes.hidden, _mlp(sizes.hidden, sizes.intermediate)
     if kind == FULL:
-        attention = _attention(sizes, gates=sizes.queries)
-        return Layer((*attention, *mlp), 2 * hidden + 2 * sizes.head_dim, sizes.queries, sizes.keys, saved=2 * sizes.queries)
+        attention = _attention(sizes, gates=sizes.query_width)
+        return Layer(
+            (*attention, *mlp), 2 * hidden + 2 * sizes.head_dim, sizes.query_width, sizes.key_width, saved=2 * sizes.query_width
+        )
     key_heads, value_heads = int(config.get("linear_num_key_heads") or 16), int(config.get("linear_num_value_heads") or 32)
     key_dim, value_dim = int(config.get("linear_key_head_dim") or 128), int(config.get("linear_value_head_dim") or 128)
     kernel = int(config.get("linear_conv_kernel_dim") or 4)
@@ -229,7 +231,9 @@ def _lfm2(kind: str, config: Mapping[str, Any], sizes: Sizes) -> Layer:
     hidden, bias = sizes.hidden, bool(config.get("conv_bias"))
     mlp = _mlp(hidden, sizes.intermediate, names=("w1", "w3", "w2"), of="feed_forward")
     if kind == FULL:
-        return Layer((*_attention(sizes, out="out_proj"), *mlp), 2 * hidden + 2 * sizes.head_dim, sizes.queries, sizes.keys)
+        return Layer(
+            (*_attention(sizes, out="out_proj"), *mlp), 2 * hidden + 2 * sizes.head_dim, sizes.query_width, sizes.key_width
+        )
     kernel = int(config.get("conv_L_cache") or 3)
     products = (Product("conv.in_proj", hidden, 3 * hidden, bias), Product("conv.out_proj", hidden, hidden, bias))
     others = (kernel + bias) * hidden
@@ -255,7 +259,9 @@ def _gemma4(kind: str, is_shared: bool, config: Mapping[str, Any], sizes: Sizes)
     gated = (Product("per_layer_input_gate", hidden, own), Product("per_layer_projection", own, hidden)) if own else ()
     projections = (query, out) if is_shared else (query, key, value, out)
     norms = (5 if own else 4) * hidden + (1 if is_shared else 2) * own_sizes.head_dim
-    return Layer((*projections, *_mlp(hidden, inner), *gated), norms, own_sizes.queries, 0 if is_shared else own_sizes.keys)
+    return Layer(
+        (*projections, *_mlp(hidden, inner), *gated), norms, own_sizes.query_width, 0 if is_shared else own_sizes.key_width
+    )
 
 
 def _global_head_dim(config: Mapping[str, Any]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from microrl.config.adapter import BaseAdapterConfig, Linear, TargetedConfig, chosen
@@ -15,16 +15,10 @@ MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Sizes):
     """A decoder-only transformer with gated MLPs. Sizes are numbers of elements."""
 
     model_type: str
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     vocab: int
     tied: bool
     """Whether the output head is the embedding table, which then counts once."""
@@ -72,7 +66,8 @@ class Shape:
                 inner = lfm2_width(config, inner)
             if min(hidden, layers, inner, heads, kv_heads, head_dim, vocab) < 1 or layers > MOST_LAYERS:
                 raise ValueError(f"a size is below 1, or there are more than {MOST_LAYERS:,} layers")
-            parts = decoder(model_type, family, config, Sizes(layers, hidden, inner, heads, kv_heads, head_dim))
+            sizes = Sizes(layers, hidden, inner, heads, kv_heads, head_dim)
+            parts = decoder(model_type, family, config, sizes)
             if len(parts) != layers + 1:
                 raise ValueError(f"the kinds of {len(parts) - 1} layers are named, but there are {layers} layers")
             if any(size < 1 for layer in parts.values() for size in layer.sizes()):
@@ -87,13 +82,8 @@ class Shape:
         each = parts.values()
         deltas = [layer.delta for layer in each if layer.delta is not None]
         return cls(
+            **asdict(sizes),
             model_type=model_type,
-            layers=layers,
-            hidden=hidden,
-            intermediate=inner,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
             vocab=vocab,
             tied=family.tied if tied is None else bool(tied),
             max_positions=config.get("max_position_embeddings"),
