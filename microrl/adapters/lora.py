@@ -48,8 +48,9 @@ class Lora(Adapter):
 
     def put_on(self, layers: Mapping[str, torch.nn.Linear], fresh: bool, progress: Progress) -> None:
         super().put_on(layers, fresh, progress)
-        for layer in tuned(self.model).values():
-            compute_as_one_product(layer)
+        if self.config.is_one_product:  # else PEFT's forward pass stays
+            for layer in tuned(self.model).values():
+                compute_as_one_product(layer)
 
     @staticmethod
     def update(layer: Any) -> Update:

@@ -35,7 +35,7 @@ def watch(target: options.Run = None) -> None:
                     console.guard(message)
                 if kind != "best":
                     console.note(f"{kind}: {message}")
-            for row in filter(follow.is_row, rows):
+            for row in map(follow.row, filter(follow.is_row, rows)):
                 said = follow.completion(folder.path, row["step"])
                 console.step(row, progress=_progress(row, bound, hours), completion=said)
     ended = History.load(folder.path)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from microrl.config import other_names, paths, presets
-from microrl.config.losses import DistillConfig, DistillLossConfig, GrpoConfig
+from microrl.config.losses import CustomLossConfig, DistillConfig, DistillLossConfig, GrpoConfig
 from microrl.config.plugins import ALGORITHMS, entry_points
 from microrl.config.schema import RunConfig
 from microrl.config.section import Section
@@ -267,16 +267,17 @@ def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
             known = None if isinstance(given, dict) and is_misspelled else _known_elsewhere(path, model, given)
             return UserError(f"unknown key `{key}`", known or did_you_mean(path[-1], model.model_fields))
         why = f"`{tag.default}` has no `{_shown(path[-1])}`"
+        own = f"a key of its own is loss.options.{_shown(path[-1])}" if model is CustomLossConfig else ""
         union: type[BaseModel] = RunConfig
         for part in path[:-2]:
             union = _section(union, part)
         if any(path[-1] in kind.model_fields for kind in _kinds(union, path[-2]).values()):
-            flag = "remove --rank, or choose another --adapter" if key == "adapter.rank" else "remove it"
+            flag = "remove --rank, or choose another --adapter" if key == "adapter.rank" else own or "remove it"
             return UserError(
                 f"`{key}` cannot be set: {why}", f"{flag}; `{tag.default}` has these keys: {', '.join(model.model_fields)}"
             )
-        known = other_names.hint(path[-1], error["input"])
-        return UserError(f"{why}: unknown key `{key}`", known or did_you_mean(path[-1], model.model_fields))
+        known = other_names.hint(path[-1], error["input"]) or did_you_mean(path[-1], model.model_fields)
+        return UserError(f"{why}: unknown key `{key}`", f"{own}; {known}" if own else known)
     if error["type"].startswith("union_tag"):
         kinds = _kinds(model, path[-1])
         kind = str(context.get("tag", ""))

@@ -10,7 +10,7 @@ from microrl.config import known_models
 from microrl.config.adapters import AdapterConfig, LoraConfig, TinyLoraConfig
 from microrl.config.data import DataConfig
 from microrl.config.environment import EnvironmentConfig
-from microrl.config.losses import CustomLossConfig, DistillConfig, DistillLossConfig, GrpoConfig, LossConfig, MaxRlConfig
+from microrl.config.losses import CustomLossConfig, DistillConfig, DistillLossConfig, GrpoConfig, LossConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
 from microrl.config.reward import RewardConfig
 from microrl.config.section import Decay, Fraction, Positive, Section, Seed, Temperature
@@ -319,11 +319,11 @@ class RunConfig(Section):
             )
         if self.reward.normalise == "apart":
             why = "reward.normalise=apart divides each part of the reward by its standard deviation"
-            if isinstance(self.loss, MaxRlConfig):
-                raise ValueError(
-                    f"{why}, and --loss maxrl divides their sum by its mean", "--set reward.normalise=together, or another --loss"
-                )
-            if not self.loss.scale_by_std:
+            scales = getattr(self.loss, "scale_by_std", None)
+            if scales is None:
+                hint = "--set reward.normalise=together, or another --loss"
+                raise ValueError(f"{why}, and --loss {self.loss.kind} never divides by it", hint)
+            if not scales:
                 raise ValueError(
                     f"{why}, which loss.scale_by_std=false forbids",
                     "--set loss.scale_by_std=true, or --set reward.normalise=together",

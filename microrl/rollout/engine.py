@@ -56,7 +56,7 @@ class Sampler(ABC):
     @abstractmethod
     def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, int, Completion]]:
         """Each completion of each request with its number (from 0), as soon as it is finished, until nothing is left that may
-        start and `queue.hurry()` is False.
+        start and `queue.hurry()` is False. Once `queue.is_over()`, it ends between two tokens.
 
         Requests start in their order, as soon as there is room for them. Tokens depend on the weights, the request and
         `sampling` alone: not on what else is decoded. A completion and what is `written` of it have `sampling.max_tokens` in all.

@@ -81,9 +81,9 @@ class Queue:
         self._expected.append((self._round + REPLY_ROUNDS, episode, reply))
 
     def hurry(self) -> bool:
-        """Nothing is decoded: whether there will be more to do nevertheless, for which `ready` now waits."""
+        """Nothing is decoded: whether there will be more to do nevertheless, for which `ready` now waits. Not if it `is_over`."""
         self._expected = deque((self._round, episode, reply) for _, episode, reply in self._expected)
-        return bool(self._expected or self._later_turns)
+        return bool(self._expected or self._later_turns) and not self.is_over()
 
     def _take_replies(self, look: Callable[[], None]) -> None:
         self._round += 1

@@ -98,10 +98,15 @@ def is_over(folder: Path) -> bool:
         return True
 
 
+def row(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of `metrics.jsonl` with every metric: null for those that came after the version that wrote it."""
+    return dict.fromkeys(METRICS) | line
+
+
 def is_row(line: dict[str, Any]) -> bool:
-    """Whether a line of `metrics.jsonl` has all that the console shows: finite numbers, or null where a step may lack it."""
+    """Whether a line has all that the console shows: finite numbers, or null where a step may lack it."""
     for name in (*METRICS, *(name for name in line if name.startswith(part("")))):
-        value = line.get(name, "")
+        value = line.get(name)
         if value is None and name not in NEEDED:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:

@@ -14,7 +14,7 @@ from microrl.adapters.attach import attach
 from microrl.adapters.lora_linear import LoraLinear, LoraProduct, MergedLoraProduct, merges
 from microrl.config import resolve
 from microrl.config.adapter import LowRankConfig, ResidualConfig
-from microrl.config.adapters import KINDS
+from microrl.config.adapters import KINDS, LoraConfig
 from microrl.policy.policy import Policy
 
 PAIRS = [kind for kind, cls in KINDS.items() if issubclass(cls, LowRankConfig) and cls.is_one_product]
@@ -158,6 +158,13 @@ def test_other_forms_and_bases_keep_pefts(tokenizer):
     for kind in ("dora", "adalora", "miss", "vera", "ia3"):
         attached = attach(small("qwen2"), config_of(kind), seed=0)
         assert not any(isinstance(layer, LoraLinear) for layer in attached.model.modules()), kind
+
+
+def test_a_variant_that_is_more_than_the_pair_keeps_pefts(monkeypatch, tokenizer):
+    """What it adds to PEFT's layers, `LoraLinear` does not know: it would have no effect, and no gradient."""
+    monkeypatch.setattr(LoraConfig, "is_one_product", False)
+    layers = tuned(attach(small("qwen2"), config_of("lora"), seed=0).model)
+    assert {type(layer) for layer in layers.values()} == {PeftLinear}
 
 
 def test_off_is_the_untouched_base(tokenizer):

@@ -226,3 +226,10 @@ def test_a_key_that_an_algorithm_does_not_read_is_refused():
     for key in ("dynamic_sampling", "options", "averaging"):
         with pytest.raises(UserError, match=f"`grpo` has no `{key}`|unknown key"):
             resolve((), {"loss.kind": "grpo"}, [f"loss.{key}=true"])
+
+
+def test_a_key_of_a_custom_algorithm_is_sent_to_its_options(folder):
+    for key in ("floor", "ratio_cap"):  # nobody's, and another loss's
+        with pytest.raises(UserError) as raised:
+            resolve((), {"loss.kind": f"{folder.name}:Cispo"}, [f"loss.{key}=2"])
+        assert raised.value.hint.startswith(f"a key of its own is loss.options.{key}; ")

@@ -184,7 +184,7 @@ def test_a_single_function_needs_no_list_and_its_folder_is_kept(tmp_path, monkey
 def test_normalising_apart_needs_the_deviation():
     with pytest.raises(UserError, match="scale_by_std=false forbids"):
         resolve((), {"loss.kind": "dr_grpo", "reward.normalise": "apart"})
-    with pytest.raises(UserError, match="--loss maxrl divides their sum by its mean"):
+    with pytest.raises(UserError, match="--loss maxrl never divides by it"):
         resolve((), {"loss.kind": "maxrl", "reward.normalise": "apart"})
 
 

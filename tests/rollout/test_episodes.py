@@ -3,6 +3,8 @@
 import dataclasses
 import random
 import time
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from microrl.rollout.continuous import InFlight
 from microrl.rollout.decoding import DecodingBatch
 from microrl.rollout.engine import Sampler
 from microrl.rollout.plain_step import PlainStep
+from microrl.rollout.requests import Queue, Request
 from microrl.rollout.transformers import TransformersEngine
 from microrl.types import BASE, Completion, Sampling
 
@@ -105,6 +108,17 @@ def test_every_turn_has_random_numbers_of_its_own(tokenizer):
         assert whole[request.key[1]][: len(request.token_ids)] == request.token_ids
         assert request.written == len(request.token_ids) - len(groups[request.key[1]].prompt.token_ids)
     assert [len(group.completions[0].token_ids) for group in groups.values()] == [2 + 4 + 2 + 4 + 2] * 2
+
+
+def test_an_engine_that_only_hurries_ends_with_the_pace():
+    """A tool is still at work when the time is up: nothing would ever be ready."""
+    pace = SimpleNamespace(may_start=lambda in_flight: True, is_over=lambda: False)
+    queue = Queue([Request((0, 0), (1, 2), 1)], stream=(0,), pace=pace)
+    queue.start(queue.ready())
+    queue.expect((0, 0, 0), Future())
+    assert queue.hurry()
+    pace.is_over = lambda: True
+    assert queue.ready() == [] and not queue.hurry()
 
 
 def test_an_answer_that_does_not_fit_is_rolled_back(tokenizer):

@@ -170,6 +170,16 @@ def test_a_dead_run_is_not_waited_for(inside, tmp_path, monkeypatch):
     assert "what went wrong: killed: the run's process ended after 6 finished steps, without an error" in done.stderr
 
 
+def test_rows_of_a_version_without_a_metric_are_shown(inside, tmp_path):
+    folder = make(tmp_path / "run", steps=2)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["groups/useful"], row["validate/accuracy"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = inside("watch", folder)
+    assert done.returncode == 0 and "step 2/" in done.stderr and "useful groups - " in done.stderr, done.stderr
+
+
 def test_rows_of_another_version_are_left_out(tmp_path):
     assert not follow.is_row({"step": 1}) and not follow.is_row({})
     folder = make(tmp_path / "run", steps=2)
