@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import typer
@@ -11,6 +11,7 @@ from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.commands.bench.synthetic import ARCHITECTURES, Device, Dtype, Shape, check_name, work
 from microrl.errors import UserError
+from microrl.terminal import counted
 
 Prompts = Annotated[int, typer.Option(min=1, help="Prompts per step.")]
 Group = Annotated[int, typer.Option(min=2, help="Completions per prompt.")]
@@ -37,12 +38,7 @@ EXAMPLES = """
 
 
 def step(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Local folder, Hugging Face id (owner/name), .gguf file, or a short name such as Qwen2.5-1.5B-Instruct."
-        ),
-    ],
+    model: Annotated[str, typer.Option(help=options.MODEL_HELP)],
     prompts: Prompts = 4,
     group: Group = 8,
     tokens: Tokens = 64,
@@ -64,11 +60,12 @@ def step(
         flags |= {"env.target": env, "env.path": "."}
     config = resolve((), flags | work(rank=rank, prompts=prompts, group=group, tokens=tokens))
     prepare_hub(config)
+    from microrl.commands.bench.page import STEP
     from microrl.commands.bench.step import time_steps
 
-    say(f"loading {model}, then one untimed warm-up step and {steps} timed steps")
+    say(f"loading {model}, then one untimed warm-up step and {counted(steps, 'timed step')}")
     result = time_steps(config, lambda step, seconds: say(f"{f'step {step}' if step else 'warm-up'}: {seconds:.2f} s"))
-    _show(result, as_json=as_json)
+    _show(result, STEP, as_json=as_json)
 
 
 def logprob(
@@ -85,10 +82,11 @@ def logprob(
     """
     say("loading torch")
     from microrl.commands.bench.logprob import compare
+    from microrl.commands.bench.page import LOGPROB
 
     say("measuring the memory of both sides")
     result = compare(tokens, vocab, hidden, dtype, pairs, lambda pair, ratio: say(f"pair {pair}: {ratio:.2f} of the naive time"))
-    _show(result, as_json=as_json)
+    _show(result, LOGPROB, as_json=as_json)
 
 
 def peer(
@@ -142,6 +140,7 @@ def peer(
     memory of the process, which on a GPU does not include the GPU's. With --env, the model's chat template must be one that TRL
     knows, such as Qwen2.5's.
     """
+    from microrl.commands.bench.page import PEER
     from microrl.commands.bench.peer import Work, check_environment, check_model, compare
     from microrl.config import known_models
     from microrl.models import hub
@@ -164,7 +163,7 @@ def peer(
         emit(result) if as_json else print(trained.in_words(result))
         return
     result = compare(peer, work, model=model, pairs=pairs, say=say)
-    _show(result, as_json=as_json)
+    _show(result, PEER, as_json=as_json)
 
 
 def rollout(
@@ -223,6 +222,7 @@ def rollout(
     turn.
     """
     from microrl.cli.sweep_values import values
+    from microrl.commands.bench.page import EPISODES, ROLLOUT
     from microrl.rollout.preflight import require_vllm
 
     names = values("--arch", arch)
@@ -251,7 +251,7 @@ def rollout(
             return say(report)
         results.append(report)
         if not as_json:
-            _show(report)
+            _show(report, ROLLOUT if turns is None else EPISODES)
 
     given: dict[str, Any] = {"shape": shape, "prompts": prompts, "group": group, "tokens": tokens, "pairs": pairs}
     if turns is not None:
@@ -292,6 +292,7 @@ def sync(
     Needs vLLM. The sync check is not timed. The model has random weights.
     """
     from microrl.cli.sweep_values import values
+    from microrl.commands.bench.page import SYNC
     from microrl.config.adapters import KINDS
     from microrl.rollout.preflight import require_vllm
 
@@ -302,13 +303,13 @@ def sync(
     from microrl.commands.bench.engine import sync as measure
 
     syncs = measure(adapters=kinds, shape=shape, layers=layers, rank=rank, versions=versions, say=say)
-    _show({"syncs": syncs}, as_json=as_json)
+    _show({"syncs": syncs}, SYNC, as_json=as_json)
 
 
-def _show(result: dict[str, Any], *, as_json: bool = False) -> None:
+def _show(result: dict[str, Any], labels: Mapping[str, str], *, as_json: bool = False) -> None:
     from microrl.commands.bench.page import text
 
-    emit(result) if as_json else print(text(result))
+    emit(result) if as_json else print(text(result, labels))
 
 
 group = typer.Typer(

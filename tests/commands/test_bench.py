@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench_labels import unlabelled
 from command_line import without_heavy_libraries
 from places import HELPERS
 
 from microrl import clock
 from microrl.cli import bench
-from microrl.commands.bench import engine, synthetic, to_accuracy, trl_step, turns
+from microrl.commands.bench import engine, page, synthetic, to_accuracy, trl_step, turns
 from microrl.commands.bench import peer as peers
 from microrl.commands.bench.step import bench_prompts
 from microrl.errors import UserError
@@ -77,6 +78,12 @@ def ours(monkeypatch, calls):
     return install
 
 
+def table(printed):
+    """The values of two pairs by their label."""
+    _, _, *rows = [line.rsplit(None, 2) for line in printed.splitlines() if ": " not in line]
+    return {label: [first, second] for label, first, second in rows}
+
+
 def test_the_ratios_are_those_of_the_pairs(inside, model_folder, peer, ours):
     """By hand: 6/4, 1/4 and 2/4 have the median 0.5, and the mean 0.75."""
     ours(6.0, 1.0, 2.0)
@@ -87,7 +94,7 @@ def test_the_ratios_are_those_of_the_pairs(inside, model_folder, peer, ours):
     assert (found["step_ratio"], found["step_ratio_range"]) == (0.5, [0.25, 1.5])
     assert (found["memory_ratio"], found["memory_ratio_range"]) == (0.25, [0.25, 0.25])
     assert found["pairs"][0]["peer"] == {"step_s": 4.0, "steps_s": [9.0, 4.0], "peak_rss_gb": 8.0}
-    assert found["pairs"][2]["microrl"]["step_s"] == 2.0
+    assert found["pairs"][2]["microrl"]["step_s"] == 2.0 and not unlabelled(found, page.PEER)
     assert found["versions"]["peer"] == VERSIONS and "torch" in found["versions"]["microrl"]
     settings = found["settings"]
     assert (settings["threads"], settings["device"], settings["rank"], settings["steps"]) == (3, "cpu", 64, 2)
@@ -96,12 +103,16 @@ def test_the_ratios_are_those_of_the_pairs(inside, model_folder, peer, ours):
 def test_the_table_shows_every_pair_and_the_spread(inside, model_folder, peer, ours):
     ours(1.0, 3.0)
     done = inside("bench", "peer", "--peer", peer(answers(4.0, 8.0)), "--model", model_folder, "--pairs", 2)
-    lines = [line.split() for line in done.stdout.splitlines()]
-    names = ["step_s", "steps_s", "peak_rss_gb"]
-    assert lines[0] == [*(f"{side}.{name}" for side in ("microrl", "peer") for name in names), "step_ratio", "memory_ratio"]
-    assert lines[1] == ["1", "9,", "1", "2", "4", "9,", "4", "8", "0.25", "0.25"]
-    assert lines[2] == ["3", "9,", "3", "2", "4", "9,", "4", "8", "0.75", "0.25"]
-    assert done.stdout.splitlines()[3:5] == ["step_ratio 0.5 (0.25..0.75)", "memory_ratio 0.25 (0.25..0.25)"]
+    assert table(done.stdout) == {
+        "microrl, median time of a step, s": ["1", "3"],
+        "microrl, peak memory (RSS), GB": ["2", "2"],
+        "TRL, median time of a step, s": ["4", "4"],
+        "TRL, peak memory (RSS), GB": ["8", "8"],
+        "microrl's time divided by TRL's": ["0.25", "0.75"],
+        "microrl's memory divided by TRL's": ["0.25", "0.25"],
+    }
+    assert "microrl's time divided by TRL's, median and range: 0.5 (0.25 to 0.75)\n" in done.stdout
+    assert "microrl's peak memory divided by TRL's, median and range: 0.25 (0.25 to 0.25)\n" in done.stdout
     assert "pair 2 of 2: TRL 1.16.0 4 s per step, 8 GB" in done.stderr
 
 
@@ -136,9 +147,9 @@ def test_both_sides_have_the_same_tools(target, theirs, inside, model_folder, pe
     assert set(calls.read_text().splitlines()[1:]) == {
         f"microrl {model_folder} {work} {target}", f"peer --model {model_folder} {work} {theirs}"
     }  # fmt: skip
-    head, first, *_ = [line.split() for line in done.stdout.splitlines()]
-    shown = dict(zip(head, [word for word in first if word != "9,"], strict=True))
-    counted = [[shown[f"{side}.{name}"] for name in ("calls", "tokens_per_step")] for side in ("microrl", "peer")]
+    shown = table(done.stdout)
+    names = ("tool calls per completion", "tokens per step")
+    counted = [[shown[f"{side}, {name}"][0] for name in names] for side in ("microrl", "TRL")]
     assert counted == [["0.25", "500"], ["0.5", "600"]]
 
 
@@ -287,7 +298,7 @@ def test_turns_are_measured_without_vllm(inside, monkeypatch):
     ratios = [pair["episodes_s"] / pair["single_s"] for pair in found["pairs"]]
     assert len(ratios) == 2 and found["ratio_range"] == [min(ratios), max(ratios)] and found["ratio"] == sum(ratios) / 2
     assert all(pair["added_s"] == pair["tool_s"] - pair["episodes_s"] for pair in found["pairs"])
-    assert found["added_s"] > 0.4
+    assert found["added_s"] > 0.4 and not unlabelled(found, page.EPISODES)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +389,7 @@ def our_training(monkeypatch):
 @pytest.mark.parametrize(
     ("ours", "theirs", "ratios", "said"),
     [
-        ([6.0, 1.0, 2.0], True, [1.5, 0.25, 0.5], "ratio 0.500 (0.250..1.500)\n"),
+        ([6.0, 1.0, 2.0], True, [1.5, 0.25, 0.5], "divided by TRL's, median and range: 0.500 (0.250 to 1.500)\n"),
         ([6.0, 1.0, 2.0], False, [1.5, 0.25, 0.5], "an upper bound in 3 of 3 pairs, where TRL did not reach the accuracy\n"),
         ([6.0, None, 2.0], True, [1.5, None, 0.5], "no ratio: microrl did not reach the accuracy in every pair\n"),
     ],

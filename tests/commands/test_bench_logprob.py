@@ -5,8 +5,9 @@ import json
 import psutil
 import pytest
 import torch
+from bench_labels import unlabelled
 
-from microrl.commands.bench import logprob
+from microrl.commands.bench import logprob, page
 from microrl.limits import CPU_BLOCK_ELEMENTS, CPU_CHUNK_ROWS, GPU_CHUNK_ELEMENTS, chunk_elements
 from microrl.models.forward import Head, LogitTransform
 from microrl.models.onednn import _beats_mkl
@@ -27,6 +28,7 @@ def bench(inside, *more):
 def test_memory_and_gradients_meet_the_bar(inside):
     """A 24th of the vocabulary and of the width. The naive pass holds three fp32 tensors of all logits, and little else."""
     found = bench(inside, "--tokens", 3072, "--vocab", 6331, "--hidden", 64, "--pairs", 1)
+    assert not unlabelled(found, page.LOGPROB)
     assert found["memory_ratio"] <= 1 / 8 and found["gradient_error"] <= 1e-5
     assert found["logprob_error"] <= 1e-5 and found["entropy_error"] <= 2e-5
     assert found["naive"]["peak_gb"] == pytest.approx(3 * 4 * 3072 * 6331 / 1e9, rel=0.02)

@@ -12,11 +12,13 @@ from dataclasses import replace
 
 import processes
 import pytest
+from bench_labels import unlabelled
 from command_line import in_process
 from losses import LOSSES
 from rich.console import Console
 from whole_runs import rows
 
+from microrl.commands.bench.page import STEP, text
 from microrl.config import presets
 from microrl.rewards.answer_checker import AnswerChecker
 from microrl.run.console import RunConsole
@@ -230,7 +232,14 @@ def test_bench_step(inside, model_folder):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["tokens_per_step"] == 64 and result["step_s_median"] > 0 and result["peak_rss_gb"] > 0.1
-    assert {"generate", "verify", "update", "sync"} <= set(result["seconds_by_phase"])
+    assert {"generate", "verify", "update", "sync"} <= set(result["seconds_by_phase"]) and not unlabelled(result, STEP)
+    assert f"time of a step, median: {result['step_s_median']:.4g} s\n" in text(result, STEP)
+
+
+def test_bench_step_takes_the_quickstarts_model(inside, model_folder, monkeypatch):
+    monkeypatch.setattr("microrl.quickstart.model.ensure_model", lambda name, console: model_folder)
+    done = inside("bench", "step", "--model", "quickstart", "--prompts", 1, "--group", 2, "--tokens", 4, "--steps", 1)
+    assert done.returncode == 0 and "and 1 timed step\n" in done.stderr and "tokens per step: 8\n" in done.stdout, done.stderr
 
 
 BAD = {

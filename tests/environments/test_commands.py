@@ -11,10 +11,12 @@ from contextlib import closing
 import made_run
 import processes
 import pytest
+from bench_labels import unlabelled
 from command_line import in_process
 from places import HELPERS
 from transformers import AutoTokenizer
 
+from microrl.commands.bench.page import STEP
 from microrl.commands.cheats.tools import simplest, try_tools
 from microrl.config import resolve
 from microrl.config.environment import EnvironmentConfig
@@ -265,6 +267,7 @@ def test_steps_with_tools_are_timed(calling, monkeypatch):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert 0.2 < found["calls"] < 1.5 and 16 * 4 < found["tokens_per_step"] < 16 * 120 and len(found["steps_s"]) == 3
+    assert not unlabelled(found, STEP)
 
 
 @pytest.mark.slow

@@ -18,9 +18,11 @@ from microrl.environments.conversation import Environment
 from microrl.models.forward import stop_tokens
 from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
+from microrl.quickstart import model as quickstart
 from microrl.rewards.scorer import make_scorer
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import select_engine
+from microrl.run.console import RunConsole
 from microrl.run.stopwatch import Stopwatch
 from microrl.train.setup import Components
 from microrl.train.step import sample_groups, with_advantages
@@ -36,7 +38,8 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
     Every completion has `sampling.max_completion_tokens`; with an environment, it ends where the model ends it. The result has
     the tokens of a step, and with an environment the tool calls of a completion (`calls`, a mean).
 
-    `on_step` is called with the number and the seconds of every step. Raises as `load_checked`, `make_engine` and `Environment`.
+    `on_step` is called with the number and the seconds of every step. Raises as `ensure_model`, `load_checked`, `make_engine` and
+    `Environment`.
     """
     select_engine(config)  # fails before anything is loaded
     with ExitStack() as closing:
@@ -44,7 +47,9 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
         if environment is not None:
             closing.callback(environment.close)
             environment.start()
-        model, tokenizer = load_checked(config.model)
+        with RunConsole() as console:
+            located = quickstart.located(config.model, console)
+        model, tokenizer = load_checked(located)
         if environment is not None:
             environment.use_template(tokenizer, config.data, stop_tokens(model, tokenizer))
         prompts = bench_prompts(tokenizer, () if environment is None else environment.only.described.tools)

@@ -119,7 +119,8 @@ def in_words(result: dict[str, Any]) -> str:
     low, high = result["ratio_range"]
     bounds = sum(pair["is_bound"] for pair in result["pairs"])
     most = f"; an upper bound in {bounds} of {len(result['pairs'])} pairs, where TRL did not reach the accuracy" if bounds else ""
-    return f"ratio {result['ratio']:.3f} ({low:.3f}..{high:.3f}){most}"
+    ratio = f"{result['ratio']:.3f} ({low:.3f} to {high:.3f})"
+    return f"microrl's time to the accuracy divided by TRL's, median and range: {ratio}{most}"
 
 
 def _flags(goal: Goal, work: peers.Work, model: str, folder: Path, preset: str | None = None) -> dict[str, Any]:

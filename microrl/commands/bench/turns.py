@@ -87,9 +87,10 @@ def episodes(
                 pair["added_s"] = pair["tool_s"] - pair["episodes_s"]
             if number > 0:  # the first ones warm up
                 measured.append(pair)
+                slow = f", with the slow tool {pair['tool_s']:.2f} s" if "tool_s" in pair else ""
                 say(
-                    f"{architecture}: pair {number} of {pairs}: "
-                    + ", ".join(f"{name} {value:.2f}" for name, value in sorted(pair.items()))
+                    f"{architecture}: pair {number} of {pairs}: single turns {pair['single_s']:.2f} s, episodes "
+                    f"{pair['episodes_s']:.2f} s{slow}"
                 )
     result: dict[str, Any] = {
         "arch": architecture, "shape": shape, "device": model.device.type, "threads": torch.get_num_threads(), "prompts": prompts,

@@ -5,8 +5,11 @@ import sys
 
 import processes
 import pytest
+from bench_labels import unlabelled
 from places import HELPERS
 from vllm_served import CLOSE, CUDA, DEVICE, NEAR
+
+from microrl.commands.bench import page
 
 pytestmark = pytest.mark.vllm
 
@@ -35,6 +38,7 @@ def check_cycles(found):
 def test_throughput_is_that_of_vllm_itself():
     """A CPU is noisy: the bar of 0.95 is for a GPU."""
     (found,) = rollouts("--device", DEVICE, "--pairs", 5, "--tokens", 48, "--prompts", 8)
+    assert not unlabelled(found, page.ROLLOUT)
     check_cycles(found)
     assert found["ratio"] > 0.75
 
@@ -136,7 +140,7 @@ def test_pushes_of_two_adapters():
     norms = 128 + 64 + 64 + 128 + 256 + 256 + 128
     assert [row["trained"] for row in found] == [lora, lora, lora + norms]
     assert all(len(row["all_s"]) == 2 and min(row["all_s"]) <= row["push_s"] <= max(row["all_s"]) for row in found)
-    assert all(row["push_s"] > 0 for row in found)
+    assert all(row["push_s"] > 0 for row in found) and not unlabelled({"syncs": found}, page.SYNC)
 
 
 @pytest.mark.skipif(not CUDA, reason="sleep needs a GPU")
