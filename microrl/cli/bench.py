@@ -44,7 +44,7 @@ def step(
     tokens: Tokens = 64,
     rank: Rank = 64,
     steps: Annotated[int, typer.Option(min=1, help="Number of timed steps; one untimed warm-up step precedes them.")] = 3,
-    dtype: Annotated[str, typer.Option(help="Weight type: float32, bfloat16, float16 or auto.")] = "auto",
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Weight type.")] = "auto",
     env: Env = None,
     as_json: options.Json = False,
 ) -> None:

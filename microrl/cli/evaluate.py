@@ -108,7 +108,7 @@ def evaluate(
     base_name = None if against is None else label(against, base)
     engine = flags["engine.kind"] or "auto"
     flags |= {"engine.kind": engine, "engine.sync": "auto" if engine in ("auto", "vllm") else None}
-    flags["evaluation.pass_k"] = tuple(numbers("--pass-k", pass_k)) or None
+    flags["evaluation.pass_k"] = tuple(numbers("--pass-k", pass_k, 1)) or None
     benchmarks = resolve_benchmarks(
         resolved_target,
         bench=bench,

@@ -11,6 +11,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from microrl.errors import UserError
+
 T = TypeVar("T")
 
 MODEL_HELP = "Local folder, Hugging Face id (owner/name), .gguf file, quickstart, or a short name such as Qwen2.5-1.5B-Instruct."
@@ -128,7 +130,13 @@ ASKED = {
     ),
 }  # fmt: skip
 """Those of the commands that ask a model."""
-FLAGS = {setting.key: f"--{name.replace('_', '-')}" for name, setting in SETTINGS.items()}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+FLAGS = {setting.key: _flag(name) for name, setting in SETTINGS.items()}
 """The flags of configuration keys."""
 Flags = dict[str, Any]
 """Configuration keys, and what was given for them; None for what was not given."""
@@ -157,7 +165,8 @@ def run_folder(name: str) -> Path:
 def takes(*names: str, **changed: dict[str, str]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Give a command the options of these `SETTINGS` and `ASKED` in the place of its parameter `flags`: what was given for them.
 
-    `changed`: fields of some of them that differ in this command.
+    `changed`: fields of some of them that differ in this command. Where an error has one of their keys in backticks, it gets the
+    name of the option instead, unless `--set` was given for that key.
     """
 
     settings = {name: (SETTINGS | ASKED)[name]._replace(**changed.get(name, {})) for name in names}
@@ -166,11 +175,18 @@ def takes(*names: str, **changed: dict[str, str]) -> Callable[[Callable[..., T]]
         @wraps(command)
         def run(**given: Any) -> T:
             flags = {setting.key: given.pop(name) for name, setting in settings.items()}
+            set_keys = {text.partition("=")[0].strip() for text in given.get("sets") or ()}
+            used = [name for name, setting in settings.items() if setting.key not in set_keys and flags[setting.key] is not None]
             if reward := flags.get("reward.functions"):  # looked for here, whatever the preset or run says of its own
                 flags |= {"reward.functions": tuple(reward), "reward.path": "."}
             if environments := flags.get("env.target"):
                 flags |= {"env.target": tuple(environments), "env.path": "."}
-            return command(flags=flags, **given)
+            try:
+                return command(flags=flags, **given)
+            except UserError as error:
+                for name in used:
+                    error.message = error.message.replace(f"`{settings[name].key}`", _flag(name))
+                raise
 
         def parameters(one: Parameter) -> Iterator[Parameter]:
             if one.name != "flags":

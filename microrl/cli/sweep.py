@@ -162,7 +162,7 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
             raise UserError("no budget given", "pass --hours H for all trials together, or --steps N for each")
         if hours is not None and trial.config.budget.hours != hours:
             raise UserError(
-                f"`budget.hours` cannot be set here: the trials share the sweep's {time_in_words(hours)}",
+                f"budget.hours cannot be set here: the trials share the sweep's {time_in_words(hours)}",
                 "pass only --hours, and remove budget.hours from --set or --vary",
             )
     settings = [setting_of(trial.values) for trial in trials]

@@ -28,7 +28,7 @@ EXAMPLES = """
     "rank", "hours", "steps", "adapter", "data", "env", "seed",
     rank=dict(default="64 (tinylora: 2; quickstart: 4)"),
     hours=dict(help="Time limit in hours for the whole run, loading and evaluation included. Needed: --hours or --steps."),
-    steps=dict(help="Maximum number of SFT steps. Without --hours there is then no time limit."),
+    steps=dict(key="sft.steps", help="Maximum number of SFT steps. Without --hours there is then no time limit."),
     adapter=dict(default="lora"),
     data=dict(
         help="Data with worked solutions: as for `microrl train`, plus a column `solution` with the reasoning and the final "
@@ -51,7 +51,7 @@ def warmup(
     from microrl.cli import machine
     from microrl.run.folder import RunFolder
 
-    hours, steps = flags["budget.hours"], flags.pop("budget.steps")
+    hours, steps = flags["budget.hours"], flags.pop("sft.steps")
     if resume is not None:
         refuse_with_resume([model] if model is not None else [], {**flags, "--out": out, "--set": sets})
         folder = RunFolder.open(resume)

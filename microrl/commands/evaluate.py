@@ -51,7 +51,7 @@ def measure(
     if not all(benchmark.config.evaluation.problems for benchmark in benchmarks):
         is_empty = any(benchmark.config.data.held_out == 0 for benchmark in benchmarks)
         hint = FILE if is_empty else "pass --problems N"
-        raise UserError("evaluation.problems is 0: there is nothing to evaluate", hint)
+        raise UserError("`evaluation.problems` is 0: there is nothing to evaluate", hint)
     began = clock.now_s()
     sides = [weights, *([base] if base is not None else [])]
     is_apart = "vllm" in [select_engine(side.config) for side in sides]  # fails before anything is loaded

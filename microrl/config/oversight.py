@@ -32,7 +32,7 @@ class EvaluationConfig(Section):
     def _greedy_or_not(cls, value: float) -> float:
         if 0 < value < MIN_TEMPERATURE:
             raise ValueError(
-                f"evaluation.temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, not {value:g}",
+                f"`evaluation.temperature` must be 0 (greedy) or at least {MIN_TEMPERATURE}, not {value:g}",
                 "--set evaluation.temperature=0, or with `microrl eval`: --temperature 0",
             )
         return value

@@ -37,7 +37,7 @@ def local_model(name: str) -> Path | None:
     Raises UserError for a path that leads nowhere, a folder that holds no model, a package that is not installed, and a name that
     nothing can have.
     """
-    path = Path(expanded(name, "model.name"))
+    path = Path(expanded(name, "`model.name`"))
     if name.endswith(".gguf"):
         if not path.is_file():
             raise UserError(f"there is no file {path}", "check the path, which is relative to the current folder")
@@ -104,28 +104,28 @@ def absolute(config: RunConfig) -> RunConfig:
         updates["sft"] = config.sft.model_copy(update={"data": _data(config.sft.data, "sft.data")})
     if config.reward.functions:
         # A module in the current folder is found again when the run is resumed from another one.
-        folder = _absolute(expanded(config.reward.path or ".", "reward.path"))
+        folder = _absolute(expanded(config.reward.path or ".", "`reward.path`"))
         updates["reward"] = config.reward.model_copy(update={"path": folder})
     if config.env.target is not None:
-        updates["env"] = config.env.model_copy(update={"path": _absolute(expanded(config.env.path or ".", "env.path"))})
+        updates["env"] = config.env.model_copy(update={"path": _absolute(expanded(config.env.path or ".", "`env.path`"))})
     if isinstance(config.loss, CustomLossConfig):
-        updates["loss"] = config.loss.model_copy(update={"path": _absolute(expanded(config.loss.path or ".", "loss.path"))})
+        updates["loss"] = config.loss.model_copy(update={"path": _absolute(expanded(config.loss.path or ".", "`loss.path`"))})
     if config.init is not None:
-        updates["init"] = _absolute(expanded(config.init, "init"))
+        updates["init"] = _absolute(expanded(config.init, "`init`"))
     return config.model_copy(update=updates)
 
 
 def _data(name: str, key: str) -> str:
     if name.lower().startswith(GYM):
         return name  # no path: a list of tasks, of any length
-    path = expanded(name, key)
+    path = expanded(name, f"`{key}`")
     return _absolute(path) if is_local_data(path) else name
 
 
 def _model(name: str, key: str) -> str:
     if (file := known_models.packaged_file(name)) is not None:
         return str(file)
-    path = expanded(name, key)
+    path = expanded(name, f"`{key}`")
     return _absolute(path) if name not in known_models.TINY and (path.endswith(".gguf") or os.path.exists(path)) else name
 
 

@@ -123,8 +123,8 @@ def _replacing_layer(below: Tree, above: Tree) -> Tree:
     optim = above.get("optim")
     if isinstance(optim, dict) and optim.get("step_kl") is not None and optim.get("lr") not in (None, "auto"):
         raise UserError(
-            f"optim.step_kl steers the learning rate, but optim.lr={optim['lr']} fixes it",
-            "remove one of them; with optim.step_kl, the starting rate is chosen automatically",
+            f"`optim.step_kl` steers the learning rate, but `optim.lr` fixes it at {optim['lr']}",
+            "remove one of them; where the rate is steered, the rate that it starts from is chosen automatically",
         )
     return layer(below, above)
 

@@ -46,7 +46,7 @@ class Source(NamedTuple):
 
 def find(name: str) -> Source:
     """The teacher of this name. Raises UserError if it does not exist; a run that is resumed looks for it again."""
-    path = Path(expanded(name, "distill.teacher"))
+    path = Path(expanded(name, "`distill.teacher`"))
     run = path if RunFolder.is_one(path) else run_above(path) if path.is_dir() else None
     try:
         if run is not None:

@@ -118,7 +118,7 @@ def test_a_rate_and_the_size_of_a_step_replace_each_other(tmp_path):
         ({"budget.hours": 0.0}, [], ["budget.hours", "greater than 0"]),
         ({"optim.step_kl": 0.0}, [], ["optim.step_kl", "greater than 0"]),
         ({"optim.step_kl": 1.0}, [], ["optim.step_kl", "less than 1"]),
-        ({"optim.step_kl": 2e-4, "optim.lr": 1e-5}, [], ["optim.step_kl", "optim.lr=1e-05", "remove one of them"]),
+        ({"optim.step_kl": 2e-4, "optim.lr": 1e-5}, [], ["optim.step_kl", "`optim.lr` fixes it at 1e-05", "remove one of them"]),
         ({"adapter.kind": "lorra"}, [], ["adapter.kind", "did you mean `lora`"]),
         ({"engine.kind": "vlmm"}, [], ["engine.kind", "transformers"]),
         ({}, ["optim.lrr=1"], ["optim.lrr", "did you mean `lr`"]),
