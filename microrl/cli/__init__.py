@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -73,6 +74,8 @@ def _command(name: str) -> Any:
         group.command(hidden=name == "merge")(getattr(module, file))
     command = typer.main.get_command(group)
     command.name = name
+    for one in (command, *getattr(command, "commands", {}).values()):
+        one.help = re.sub(r"(?<!\n)\n(?!\n)", " ", one.help or "")  # a paragraph, which typer would break where the file does
     command.epilog = getattr(module, "EXAMPLES", "").replace("\n", "\n\n") or None  # each example a paragraph
     return command
 

@@ -29,7 +29,7 @@ Env = Annotated[
 ShapeOption = Annotated[Shape, typer.Option(help="Size of the model, whose weights are random; 1.5b is Qwen2.5-1.5B's.")]
 EXAMPLES = """
 [bold]Examples[/]
-  microrl bench step --model ./SmolLM2-135M-Instruct --rank 64 --steps 2 --json
+  microrl bench step --model ./SmolLM2-135M-Instruct --rank 64 --steps 2
   microrl bench peer --peer ENV/bin/python --model ./SmolLM2-135M-Instruct
   microrl bench rollout --sync swap --pairs 5      [dim]needs vLLM[/]
   microrl bench rollout --turns 3 --tokens 96 --tool-seconds 0.2
@@ -44,7 +44,7 @@ def step(
     tokens: Tokens = 64,
     rank: Rank = 64,
     steps: Annotated[int, typer.Option(min=1, help="Number of timed steps; one untimed warm-up step precedes them.")] = 3,
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Weight type.")] = "auto",
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Data type of the weights.")] = "auto",
     env: Env = None,
     as_json: options.Json = False,
 ) -> None:
@@ -70,15 +70,18 @@ def step(
 
 def logprob(
     tokens: Annotated[int, typer.Option(min=1, help="Completion tokens.")] = 8192,
-    vocab: Annotated[int, typer.Option(min=2, help="Vocabulary.")] = 151936,
+    vocab: Annotated[int, typer.Option(min=2, help="Size of the vocabulary.")] = 151936,
     hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 1536,
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Type of states and head.")] = "float32",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Data type of the hidden states and the output head.")
+    ] = "float32",
     pairs: Annotated[int, typer.Option(min=1, help="Number of timed pairs.")] = 3,
     as_json: options.Json = False,
 ) -> None:
-    """Compare log-probabilities and entropies, forward and backward, with the naive pass that holds all logits.
+    """Compare time, memory and gradients of microrl's log-probabilities and entropies with the naive pass that holds all logits.
 
-    Ratios are microrl's value divided by the naive pass's: below 1, microrl is faster or needs less memory.
+    Both sides run forward and backward. Ratios are microrl's value divided by the naive pass's: below 1, microrl is faster or
+    needs less memory.
     """
     say("loading torch")
     from microrl.commands.bench.logprob import compare
@@ -129,7 +132,7 @@ def peer(
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="With --to-accuracy: time limit of each side.", show_default="10")
+        float | None, typer.Option(min=0.1, help="With --to-accuracy: time limit of each side in a pair.", show_default="10")
     ] = None,
     env: Env = None,
     as_json: options.Json = False,
@@ -181,10 +184,17 @@ def rollout(
     ] = "swap",
     sleep: Annotated[
         Literal["auto", "kv", "1", "2", "off"],
-        typer.Option(help="GPU memory that vLLM frees while asleep: kv: its KV cache; 1 and 2: also its weights."),
+        typer.Option(
+            help="GPU memory that vLLM frees while asleep: kv: its KV cache; 1: also its weights, which "
+            "main memory keeps; 2: also its weights, which come from the trainer again."
+        ),
     ] = "auto",
-    dtype: Annotated[Dtype | None, typer.Option(help="Weight type.", show_default="bfloat16 on a GPU, else float32")] = None,
-    head: Annotated[Literal["model", "float32"], typer.Option(help="Type of the output head, on both sides.")] = "model",
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Data type of the weights.", show_default="bfloat16 on a GPU, else float32")
+    ] = None,
+    head: Annotated[
+        Literal["model", "float32"], typer.Option(help="Data type of the output head, with microrl and with vLLM alone.")
+    ] = "model",
     device: Annotated[Device | None, typer.Option(help="Where it runs.", show_default="the GPU, else the CPU")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per rollout.")] = 16,
     group: Annotated[int, typer.Option(min=1, help="Completions per prompt.")] = 8,
@@ -217,9 +227,9 @@ def rollout(
 ) -> None:
     """Time weight syncs and sleep, and compare sampling with vLLM's own `generate`; or time episodes with a tool.
 
-    Needs vLLM, except with --turns. The comparison uses the same engine, requests and settings, and a model with random weights.
-    The ratio is microrl's tokens per second divided by vLLM's own; with --turns, the seconds of episodes divided by those of one
-    turn.
+    Needs vLLM, except with --turns. Both sides have the same engine, requests and settings, and a model with random weights.
+    The ratio is microrl's tokens per second divided by vLLM's own; with --turns, the time of episodes divided by that of single
+    turns.
     """
     from microrl.cli.sweep_values import values
     from microrl.commands.bench.page import EPISODES, ROLLOUT
@@ -287,9 +297,9 @@ def sync(
     versions: Annotated[int, typer.Option(min=1, help="Timed syncs per adapter and mode, each of changed weights.")] = 3,
     as_json: options.Json = False,
 ) -> None:
-    """Time how long each adapter takes to reach vLLM, with swap and with merge.
+    """Time how long each adapter takes to reach vLLM: with swap, as a LoRA, and with merge, merged into vLLM's weights.
 
-    Needs vLLM. The sync check is not timed. The model has random weights.
+    Needs vLLM. The check that vLLM samples from the new weights is not timed. The model has random weights.
     """
     from microrl.cli.sweep_values import values
     from microrl.commands.bench.page import SYNC

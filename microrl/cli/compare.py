@@ -46,8 +46,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN|SWEEP",
-            help="Evaluated runs, checkpoints (RUN/best) or sweeps; sweeps are listed first. Differences are relative to "
-            "the first method.",
+            help="Evaluated runs, checkpoints (RUN/best) or sweeps; sweeps are listed first. Runs that differ only in their "
+            "seeds are one method; differences are relative to the first method.",
         ),
     ],
     form: Annotated[Literal["table", "markdown", "csv", "latex"], typer.Option("--as", help="Output format.")] = "table",

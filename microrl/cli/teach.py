@@ -78,7 +78,10 @@ def teach(
     as_json: options.Json = False,
     sets: options.Sets = None,
 ) -> None:
-    """Store a teacher's answers with their scores: for SFT on right answers (rejection sampling), or offline distillation."""
+    """Store a teacher's answers and their log-probabilities (scores).
+
+    For SFT on right answers (rejection sampling), or for offline distillation.
+    """
     from microrl import clock
     from microrl.cli import machine
     from microrl.cli.target import prepare_hub
