@@ -12,7 +12,7 @@ from command_line import without_heavy_libraries
 from places import HELPERS
 
 from microrl import clock
-from microrl.cli import bench
+from microrl.cli import app, bench
 from microrl.commands.bench import engine, page, synthetic, to_accuracy, trl_step, turns
 from microrl.commands.bench import peer as peers
 from microrl.commands.bench.step import bench_prompts
@@ -322,6 +322,11 @@ def test_names_that_do_not_exist(inside):
     ):
         done = inside("bench", *words)
         assert done.returncode == 2 and hint in done.stderr, done.stderr
+
+
+def test_a_paragraph_of_the_help_is_broken_by_the_terminal_alone():
+    paragraphs = app.commands["bench"].commands["peer"].help.split("\n\n")
+    assert len(paragraphs) == 2 and not any("\n" in paragraph for paragraph in paragraphs)
 
 
 @pytest.mark.slow
