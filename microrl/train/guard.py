@@ -37,7 +37,7 @@ IDLE_WARN, IDLE_STOP, IDLE_DEAD = 3, 10, 2
 """Consecutive steps without an update after which the guard says so, and stops the run; and after which it stops it where reward
 functions have failed for every completion."""
 ONCE_USEFUL = 0.1
-"""Fraction of useful groups in the whole run below which there never was anything to learn."""
+"""Fraction of useful groups below which there never was anything to learn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,9 @@ class Guard:
         memory, rule, configured = self._memory, "useful_groups", self._config.action
         steps = memory.passed[rule] = memory.passed.get(rule, 0) + 1
         last = self._scaled(patience)
-        has_collapsed = cause in idle.COLLAPSED and memory.norms > 0 and memory.useful >= ONCE_USEFUL * memory.steps
+        # Those without an update do not count against it: a policy that collapses in its second step has had few others.
+        until = max(memory.steps - steps, min(memory.steps, self._scaled(IDLE_STOP)))
+        has_collapsed = cause in idle.COLLAPSED and memory.norms > 0 and memory.useful >= ONCE_USEFUL * until
         action: Action = "warn"
         if steps >= last and configured != "warn":
             action = "stop"

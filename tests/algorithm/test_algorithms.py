@@ -214,7 +214,7 @@ def test_a_whole_run_with_it_repeats_its_training_by_its_record_alone(folder, in
         ("nowhere_at_all:Cispo", "the algorithm `nowhere_at_all:Cispo` cannot be imported: there is no module `nowhere_at_all`"),
         ("{name}:Cispa", "has no algorithm `Cispa`"),
         ("{name}:NoAlgorithm", "is no algorithm"),
-        ("cispoo", "`loss.kind` cannot be `cispoo`"),
+        ("cispoo", "--loss cannot be `cispoo`"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(folder, inside, tiny_arguments, tmp_path, target, said):

@@ -242,6 +242,16 @@ def test_a_run_that_has_learned_is_stopped_when_it_has_solved_its_data_and_rolle
         assert found[2:] == [(20, "stop")], "the best weights have not helped"
 
 
+@pytest.mark.parametrize(("useful", "then"), [((1.0, 0.1), "rollback"), ((0.125,), "stop"), ((0.06,) * 30, "stop")])
+def test_a_policy_that_has_collapsed_at_once_is_told_from_one_that_never_could(useful, then):
+    """However many steps without an update have passed since."""
+    guard = Guard(GuardConfig(grad_norm=None))
+    for fraction in useful:
+        feed(guard, 1, **{"groups/useful": fraction, "reward/accuracy": 0.1})
+    *_, last = filter(None, feed(guard, 10, **IDLE | CAUSES["wrong"][0]))
+    assert (last.action, last.has_collapsed) == (then, then == "rollback")
+
+
 def test_a_longer_limit_is_no_advice_for_a_policy_that_has_become_random():
     cut = {"length/truncated": 0.9}
     (calm,) = filter(None, feed(started(), 8, **cut, **{"policy/entropy": 0.3}))
@@ -395,14 +405,17 @@ def test_a_rate_far_too_high_is_seen_at_rank_4_too(microrl, tmp_path, rate):
 @pytest.mark.slow
 @pytest.mark.one_of_each
 def test_a_student_that_runs_to_the_length_limit_is_rolled_back(microrl, tmp_path):
-    """3000 times the rate, towards a teacher of a few steps: the rule about truncated completions needs no teacher's."""
+    """3000 times the rate, towards a teacher of a few steps: no rule needs to know of teachers.
+
+    Its completions reach the limit and its entropy rises; which rule has its consecutive steps first depends on the processor.
+    """
     teacher, bounds = tmp_path / "teacher", ("--steps", 5, "--hours", 1, "--set", "evaluation.problems=0")
     assert microrl("train", "quickstart", *bounds, "--out", teacher).returncode == 0
     verdicts, rows = guarded_run(microrl, tmp_path / "run", "--steps", 16, "--teacher", teacher, "--lr", 0.4)
     first = verdicts[0]
-    assert (first["rule"], first["action"]) == ("truncated", "rollback")
+    assert first["rule"] in ("truncated", "entropy_rise") and first["action"] == "rollback" and first["step"] <= 12
     before = rows[: first["step"] + 1]
-    assert before[-1]["length/truncated"] > 0.5 and before[-1]["distill/kl"] > 5 * before[0]["distill/kl"]
+    assert max(row["length/truncated"] for row in before) > 0.5 and before[-1]["distill/kl"] > 5 * before[0]["distill/kl"]
 
 
 @pytest.mark.slow
