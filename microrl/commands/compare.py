@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from microrl.commands.published import published as published_of
 from microrl.commands.stored import Entry, Evaluation, Setup, digits, evaluations
 from microrl.config import RunConfig
-from microrl.config.resolve import leaves
+from microrl.config.resolve import as_set, leaves
 from microrl.errors import UserError
 from microrl.evaluation.answer import ONE_WAY, Answer
 from microrl.evaluation.gain_parts import PARTS, GainParts, over_runs
@@ -321,7 +321,7 @@ def labels_of(configs: Sequence[RunConfig]) -> list[str]:
     labels = []
     for config, one in zip(configs, flat, strict=True):
         adapter = f"{config.adapter.name}, {config.loss.kind}"
-        own = [f"{key}={one[key]}" for key in differing if key in one and key not in NAMED]
+        own = [f"{key}={as_set(one[key])}" for key in differing if key in one and key not in NAMED]
         labels.append(", ".join([adapter, *own]))
     return labels
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -156,6 +157,11 @@ def leaves(tree: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, An
             yield from leaves(value, f"{section}{key}.")
         else:
             yield f"{section}{key}", value
+
+
+def as_set(value: Any) -> str:
+    """A value as `--set` takes it."""
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def layer(below: Tree, above: Tree, model: type[BaseModel] = RunConfig) -> Tree:

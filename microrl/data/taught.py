@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from microrl import files
 from microrl.config import RunConfig
 from microrl.config.paths import TEACH
+from microrl.config.resolve import as_set
 from microrl.errors import UserError
 from microrl.files import STRICT, BadFile, Count, Fraction
 from microrl.types import Finish, Prompt, SoftTargets
@@ -210,8 +211,8 @@ def refuse_other_settings(folder: Path, config: RunConfig) -> None:
     for key, given in theirs.model_dump().items():
         if (own := getattr(ours, key)) != given:
             raise UserError(
-                f"{folder}: the teacher was asked with data.{key}={_written(given)}, and this run asks with {_written(own)}",
-                f"{_as_set(key, given)}, or let the teacher answer this run's prompts: {NEW} {_as_set(key, own)}",
+                f"{folder}: the teacher was asked with data.{key}={as_set(given)}, and this run asks with {as_set(own)}",
+                f"{_setting(key, given)}, or let the teacher answer this run's prompts: {NEW} {_setting(key, own)}",
             )
     if config.has_stored_teacher and record.top_k and record.scored_at != config.sampling.temperature:
         raise UserError(
@@ -221,13 +222,9 @@ def refuse_other_settings(folder: Path, config: RunConfig) -> None:
         )
 
 
-def _as_set(key: str, value: Any) -> str:
+def _setting(key: str, value: Any) -> str:
     """What sets a key of `data` to this value."""
-    return shlex.quote(f"--set=data.{key}={_written(value)}")
-
-
-def _written(value: Any) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return shlex.quote(f"--set=data.{key}={as_set(value)}")
 
 
 def other_data(folder: Path, sha256: str) -> str | None:

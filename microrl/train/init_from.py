@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from microrl.config import RunConfig
 from microrl.config.adapters import KINDS
 from microrl.config.paths import identity
+from microrl.config.resolve import as_set
 from microrl.errors import UserError
 from microrl.run import checkpoint
 from microrl.run.folder import RunFolder, not_a_run
@@ -33,9 +33,9 @@ def find(config: RunConfig) -> Path | None:
         )
     if other.model.quant != config.model.quant:
         raise UserError(
-            f"--init {path}: it was trained with model.quant={_text(other.model.quant)}, but this run has "
-            f"model.quant={_text(config.model.quant)}",
-            f"--set model.quant={_text(other.model.quant)}: the adapter was trained on those weights",
+            f"--init {path}: it was trained with model.quant={as_set(other.model.quant)}, but this run has "
+            f"model.quant={as_set(config.model.quant)}",
+            f"--set model.quant={as_set(other.model.quant)}: the adapter was trained on those weights",
         )
     theirs, ours = other.adapter.model_dump(), config.adapter.model_dump()
     differing = next((name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)), None)
@@ -53,12 +53,7 @@ def find(config: RunConfig) -> Path | None:
 
 
 def _value(adapter: dict[str, Any], name: str) -> str:
-    return f"`{_text(adapter[name])}`" if name in adapter else "not a key"
-
-
-def _text(value: Any) -> str:
-    """A value as `--set` takes it."""
-    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return f"`{as_set(adapter[name])}`" if name in adapter else "not a key"
 
 
 def _flags(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
@@ -68,5 +63,5 @@ def _flags(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     flags = [] if is_same else [f"--adapter {theirs['kind']}"]
     for name, value in theirs.items():
         if name != "kind" and (value != start.get(name) or value != ours.get(name, value)):
-            flags.append(f"--rank {value}" if name == "rank" else f"--set {shlex.quote(f'adapter.{name}={_text(value)}')}")
+            flags.append(f"--rank {value}" if name == "rank" else f"--set {shlex.quote(f'adapter.{name}={as_set(value)}')}")
     return " ".join(flags)

@@ -10,8 +10,8 @@ import pytest
 from made_answers import BOXED, UNBOXED, UNFINISHED, WRONG, store
 from made_run import ending
 
-from microrl.commands.compare import Entry, compare
-from microrl.config import catalogue, resolve
+from microrl.commands.compare import Entry, compare, labels_of
+from microrl.config import RunConfig, catalogue, resolve
 from microrl.evaluation.estimators import pass_at_k
 from microrl.evaluation.result import Result, gains
 from microrl.evaluation.seeds import holm
@@ -88,6 +88,16 @@ def test_a_run_that_started_from_another_one_is_another_method(tmp_path):
         entries.append(Entry.of(entry.run, None))
     methods = {row.method: row.seeds for row in compare(entries, published=False)}
     assert methods == {"lora rank 8, grpo, init=none": [0], "lora rank 8, grpo, init=RUN": [0, 1]}
+
+
+def test_a_method_is_named_by_what_set_would_be_given(tmp_path):
+    entries = []
+    for name, optim in (("steered", {"step_kl": 1e-3}), ("fixed", {"step_kl": None, "lr": 1e-5})):
+        run = made(tmp_path, name)[0].run
+        run.write_json("config.json", run.config() | {"optim": run.config()["optim"] | optim})
+        entries.append(Entry.of(run, None))
+    _, fixed = labels_of([RunConfig.model_validate(entry.run.config()) for entry in entries])
+    assert "optim.step_kl=none" in fixed
 
 
 def test_two_runs_of_one_seed_that_started_from_different_runs_are_two_methods(tmp_path):
