@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import closing
 
+import calling_model
 import made_run
 import processes
 import pytest
@@ -258,16 +259,16 @@ def test_an_episode_whose_model_never_stops_calling_ends_at_the_limit(told_folde
 
 
 @pytest.mark.slow
-def test_steps_with_tools_are_timed(calling, monkeypatch):
-    """Some completions call the calculator, though the questions end in a sentence that this model has not seen; and none has a
-    forced length."""
+def test_steps_with_tools_are_timed(tmp_path, monkeypatch):
+    """About half of the completions call the calculator, and none has a forced length."""
+    calling_model.save(tmp_path / "calling", calling_model.sums_to_be_boxed)
     monkeypatch.chdir(HELPERS)
     work = ("--prompts", 4, "--group", 4, "--tokens", 140, "--rank", 4, "--steps", 2)
-    given = ("--model", calling, "--dtype", "float32", "--env", "made_tools:Calculator")
+    given = ("--model", tmp_path / "calling", "--dtype", "float32", "--env", "made_tools:Calculator")
     done = in_process("bench", "step", *given, *work, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert 0 < found["calls"] < 1.5 and 16 * 4 < found["tokens_per_step"] < 16 * 120 and len(found["steps_s"]) == 3
+    assert 0.2 < found["calls"] < 1.5 and 16 * 4 < found["tokens_per_step"] < 16 * 120 and len(found["steps_s"]) == 3
     assert not unlabelled(found, STEP)
 
 

@@ -30,6 +30,12 @@ def sums(rng):
     return question, [(call, [("add", answer)]), boxed]
 
 
+def sums_to_be_boxed(rng):
+    """Asked as `microrl bench` asks them."""
+    question, turns = sums(rng)
+    return f"{question} Put the final answer in \\boxed{{}}.", turns
+
+
 def programs(rng):
     """The sum becomes a variable, which the next program shows; or it is guessed, two times in three."""
     question, answer = rng.choice(SUMS)
