@@ -68,7 +68,7 @@ def test_a_control_is_the_same_run_with_other_advantages(inside, monkeypatch, le
     assert "Its control run with shuffled rewards (mine-shuffled) changed" in said[0] and "This is a control run" not in said[0]
     assert "This is a control run" in said[1] and dict(facts(History.load(control)))["status"].endswith("rewards shuffled")
     table = inside("compare", run, control, "--as", "markdown").stdout
-    assert "reward.shuffle=True" in table and "against first" in table
+    assert "reward.shuffle=true" in table and "against first" in table
     again = inside("train", "--resume", run, "--control", "shuffle")
     assert again.returncode == 0 and again.stderr.count("is already finished") == 2
 
