@@ -52,6 +52,7 @@ def step(
 
     Completions have a forced length, except with --env.
     """
+    from microrl.cli import early
     from microrl.cli.target import prepare_hub
     from microrl.config import resolve
 
@@ -60,11 +61,13 @@ def step(
         flags |= {"env.target": env, "env.path": "."}
     config = resolve((), flags | work(rank=rank, prompts=prompts, group=group, tokens=tokens))
     prepare_hub(config)
+    early.refuse_environment(config.env)
     from microrl.commands.bench.page import STEP
     from microrl.commands.bench.step import time_steps
 
     say(f"loading {model}, then one untimed warm-up step and {counted(steps, 'timed step')}")
-    result = time_steps(config, lambda step, seconds: say(f"{f'step {step}' if step else 'warm-up'}: {seconds:.2f} s"))
+    with options.named({"sampling.max_completion_tokens": "--tokens"}):
+        result = time_steps(config, lambda step, seconds: say(f"{f'step {step}' if step else 'warm-up'}: {seconds:.2f} s"))
     _show(result, STEP, as_json=as_json)
 
 

@@ -26,8 +26,8 @@ from microrl.rewards.custom.functions import CustomRewards
 from microrl.rewards.custom.probe import probe
 from microrl.rewards.custom.process import refuse_unusable
 from microrl.rewards.judges.judge import refuse_unconfined
+from microrl.run import teacher as teachers
 from microrl.run.folder import RunFolder, not_a_run
-from microrl.run.teacher import find as find_teacher
 from microrl.sandbox.worker import NoReply
 from microrl.sweep.grid import Trial, of_trial
 
@@ -40,8 +40,12 @@ IMPORT_S = 5.0
 def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = False) -> None:
     """Raise UserError for names that cannot be, for bad data, for programs that nothing would confine, and for reward functions
     that cannot be used. What only the start of a run needs is not asked of one that is resumed."""
-    teacher = [] if config.asked_teacher is None or not loads_model else [find_teacher(config.asked_teacher).model]
-    target.prepare_hub(config, *teacher, reads_data=True, loads_model=loads_model)
+    models = []
+    if loads_model and config.asked_teacher is not None:
+        source = teachers.find(config.asked_teacher)
+        teachers.refuse_own_start(source, config)
+        models = [source.model]
+    target.prepare_hub(config, *models, reads_data=True, loads_model=loads_model)
     refuse_unconfined(config)
     refuse_unusable(config.reward)
     refuse_environment(config.env, starts=not is_resumed)
@@ -71,7 +75,7 @@ def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
     """
     model, data, init, sft = cache(local_model), cache(check_source), cache(_refuse_init), cache(_refuse_sft)
     rewards, trying, algorithm = cache(refuse_unusable), cache(_try_rewards), cache(_refuse_custom)
-    teacher = cache(find_teacher)
+    teacher = cache(teachers.find)
     for trial in trials:
         config = trial.config
         named = config.asked_teacher
@@ -81,7 +85,7 @@ def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
             data(config.data)
             init(config.init)
             if named is not None:
-                teacher(named)
+                teachers.refuse_own_start(teacher(named), config)
             environment_process.refuse_unusable(config.env)
             sft(_sft_data(config))
             _refuse_other_settings(config)

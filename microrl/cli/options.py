@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -162,6 +163,18 @@ def run_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+@contextmanager
+def named(flags: Mapping[str, str]) -> Iterator[None]:
+    """Give an error the names of these flags for their keys, where it has `KEY` in backticks or advises `--set KEY=`."""
+    try:
+        yield
+    except UserError as error:
+        for key, flag in flags.items():
+            error.message = error.message.replace(f"`{key}`", flag)
+            error.hint = error.hint and error.hint.replace(f"--set {key}=", f"{flag} ")
+        raise
+
+
 def takes(*names: str, **changed: dict[str, str]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Give a command the options of these `SETTINGS` and `ASKED` in the place of its parameter `flags`: what was given for them.
 
@@ -181,12 +194,8 @@ def takes(*names: str, **changed: dict[str, str]) -> Callable[[Callable[..., T]]
                 flags |= {"reward.functions": tuple(reward), "reward.path": "."}
             if environments := flags.get("env.target"):
                 flags |= {"env.target": tuple(environments), "env.path": "."}
-            try:
+            with named({settings[name].key: _flag(name) for name in used}):
                 return command(flags=flags, **given)
-            except UserError as error:
-                for name in used:
-                    error.message = error.message.replace(f"`{settings[name].key}`", _flag(name))
-                raise
 
         def parameters(one: Parameter) -> Iterator[Parameter]:
             if one.name != "flags":

@@ -20,7 +20,7 @@ from microrl.plan.show import brief
 from microrl.plan.source import shape_of
 from microrl.rewards.custom.probe import probe
 from microrl.rewards.scorer import in_words, make_scorer
-from microrl.run.teacher import find, size
+from microrl.run.teacher import find, shares_base, size
 
 Value = TypeVar("Value")
 SHOWN = 3
@@ -111,8 +111,7 @@ def _teacher(config: RunConfig, tokenizer: Any, questions: Sequence[Question], t
     from microrl.train import teacher
 
     source = find(name)
-    teacher.refuse_own_start(source, config)
-    if teacher.shares_base(source, config):
+    if shares_base(source, config):
         return [f"teacher {name}: it shares the weights of the base model"]
     if tokenizer is None:
         return [f"note: without the model's tokenizer, that of the teacher {name} is not compared"]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from microrl.config import RunConfig
-from microrl.config.resolve import override
+from microrl.config.resolve import as_set, override
 from microrl.errors import UserError
 from microrl.limits import MAX_SWAP_RANK
 from microrl.plan import memory, roofline
@@ -195,8 +195,7 @@ def _limit(config: RunConfig, limit: int) -> dict[str, Any]:
 
 def sets(values: dict[str, Any]) -> str:
     """As flags."""
-    words = {None: "none", True: "true", False: "false"}
-    shown = {key: words[value] if value is None or isinstance(value, bool) else str(value) for key, value in values.items()}
+    shown = {key: as_set(value) for key, value in values.items()}
     return " ".join(f"{FLAGS[key]} {text}" if key in FLAGS else f"--set {key}={text}" for key, text in shown.items())
 
 

@@ -78,6 +78,16 @@ def shares_base(source: Source, config: RunConfig) -> bool:
     return identity(source.model) == identity(config.model.name) and wanted == config.model.quant
 
 
+def refuse_own_start(source: Source, config: RunConfig) -> None:
+    """Raise UserError where the teacher is the model that the run starts from, and there is no reward to learn from."""
+    starts_alike = source.update is None and config.init is None and not config.sft.is_on and shares_base(source, config)
+    if starts_alike and config.loss.kind == "distill" and not config.distill.reward_weight:
+        raise UserError(
+            f"the teacher {config.distill.teacher} is the model that this run starts from: there is nothing to learn from it",
+            "pass a trained one: --teacher RUN",
+        )
+
+
 def size(config: RunConfig, *, is_at_hand: bool = False) -> TeacherSize | None:
     """What the plan has to know of the teacher; None: there is none, or its size `is_at_hand` neither on this machine nor here.
 

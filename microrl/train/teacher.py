@@ -21,7 +21,7 @@ from microrl.policy.teacher import Teacher
 from microrl.quickstart import model as quickstart
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.run.teacher import Source, find, shares_base
+from microrl.run.teacher import find, shares_base
 from microrl.types import BASE, Prompt
 
 RECORD = "teacher.json"
@@ -48,7 +48,6 @@ def load_teacher(
     if (name := config.asked_teacher) is None:
         return None
     source = find(name)
-    refuse_own_start(source, config)
     console.status(f"loading the teacher {name}")
     base, how = student, "it shares the weights of the base model"
     if not shares_base(source, config):
@@ -80,16 +79,6 @@ def _hold(name: str, sha256: str, folder: RunFolder) -> None:
         folder.write_json(RECORD, {"teacher": name, "sha256": sha256})
     elif recorded.get("sha256") != sha256:
         raise UserError(f"the teacher {name} has changed since this run began", "restore it, or start a new run")
-
-
-def refuse_own_start(source: Source, config: RunConfig) -> None:
-    """Raise UserError where the teacher is the model that the run starts from, and there is no reward to learn from."""
-    starts_alike = source.update is None and config.init is None and not config.sft.is_on and shares_base(source, config)
-    if starts_alike and config.loss.kind == "distill" and not config.distill.reward_weight:
-        raise UserError(
-            f"the teacher {config.distill.teacher} is the model that this run starts from: there is nothing to learn from it",
-            "pass a trained one: --teacher RUN",
-        )
 
 
 def rendering(config: RunConfig, questions: Sequence[Question], tools: ToolsOf) -> Callable[[Any], list[Prompt]]:

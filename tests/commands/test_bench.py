@@ -329,6 +329,15 @@ def test_a_paragraph_of_the_help_is_broken_by_the_terminal_alone():
     assert len(paragraphs) == 2 and not any("\n" in paragraph for paragraph in paragraphs)
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--tokens", 1_000_000], "hint: --tokens "), (["--env", "nowhere"], "there is no environment `nowhere`")],
+)
+def test_steps_that_cannot_be_timed_are_refused(inside, model_folder, words, says):
+    done = inside("bench", "step", "--model", model_folder, *words)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("command", ["peer", "rollout", "sync"])

@@ -17,8 +17,8 @@ from microrl.policy.microbatch import pad
 from microrl.policy.teacher import Teacher
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.run.teacher import Source, find
-from microrl.train.teacher import RAW, load_teacher, refuse_other_tokens, shares_base
+from microrl.run.teacher import Source, find, refuse_own_start, shares_base
+from microrl.train.teacher import RAW, load_teacher, refuse_other_tokens
 from microrl.types import BASE, Prompt
 
 
@@ -110,16 +110,14 @@ def test_a_teacher_on_the_same_base_is_no_second_model(model, tokenizer, model_f
         load_teacher(*given)
 
 
-def test_a_teacher_that_is_the_student_teaches_nothing(model, tokenizer, model_folder, tmp_path):
-    def load(**flags):
+def test_a_teacher_that_is_the_student_teaches_nothing(model_folder):
+    def refused(**flags):
         config = resolve((), {"model.name": str(model_folder), "distill.teacher": str(model_folder), **flags})
-        return load_teacher(
-            config, model, tokenizer, (), no_tools, RunFolder.create(tmp_path / str(len(flags)), {}), RunConsole()
-        )
+        refuse_own_start(find(config.asked_teacher), config)
 
     with pytest.raises(UserError, match="there is nothing to learn from it"):
-        load()
-    assert load(**{"distill.reward_weight": 1.0}) is not None
+        refused()
+    refused(**{"distill.reward_weight": 1.0})
 
 
 def test_other_prompts_of_a_teachers_run_are_named():
