@@ -66,6 +66,7 @@ SLIPS = {
         "plan quickstart --set loss.clip_low=0.1 --gpu cpu",
     ),
     "qlora": ("plan --adapter qlora", "did you mean `--set model.quant=nf4`?", "plan --set model.quant=nf4 --gpu a40"),
+    "--model of what is evaluated": ("eval --model runs/x", "it is given without an option: `", "guide evaluation"),
     "--gpu": ("train quickstart --gpu 0", "CUDA_VISIBLE_DEVICES=1 before `microrl` takes another", "guide quickstart"),
     "--num-train-epochs": (
         "train quickstart --num-train-epochs 3",
