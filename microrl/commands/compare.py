@@ -321,9 +321,20 @@ def labels_of(configs: Sequence[RunConfig]) -> list[str]:
     labels = []
     for config, one in zip(configs, flat, strict=True):
         adapter = f"{config.adapter.name}, {config.loss.kind}"
-        own = [f"{key}={as_set(one[key])}" for key in differing if key in one and key not in NAMED]
+        told = [key for key in differing if key in one and key not in NAMED and not _is_of_kind(config, key, configs)]
+        own = [f"{key}={as_set(one[key])}" for key in told]
         labels.append(", ".join([adapter, *own]))
     return labels
+
+
+def _is_of_kind(config: RunConfig, key: str, configs: Sequence[RunConfig]) -> bool:
+    """Whether a setting has the default of its kind of loss or adapter, and the others are of several kinds: the kind is named."""
+    name, _, field = key.partition(".")
+    section = getattr(config, name, None)
+    if name not in ("loss", "adapter") or len({type(getattr(one, name)) for one in configs}) == 1:
+        return False
+    field = field.partition(".")[0]
+    return bool(getattr(section, field) == type(section).model_fields[field].get_default(call_default_factory=True))
 
 
 def _published(benchmarks: set[str], models: set[str]) -> list[Row]:

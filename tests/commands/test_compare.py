@@ -100,6 +100,14 @@ def test_a_method_is_named_by_what_set_would_be_given(tmp_path):
     assert "optim.step_kl=none" in fixed
 
 
+def test_a_label_names_a_kind_and_not_its_defaults():
+    """What was set for one of them is there, beside it the kind."""
+    wanted = ("grpo", {}), ("dapo", {}), ("gspo", {"loss.clip_low": 0.1}), ("grpo", {"loss.clip_high": 0.3})
+    labels = labels_of([resolve(("quickstart",), {"loss.kind": kind, **given}) for kind, given in wanted])
+    ends = [label.partition(", ")[2] for label in labels]
+    assert ends == ["grpo", "dapo", "gspo, loss.clip_low=0.1", "grpo, loss.clip_high=0.3"]
+
+
 def test_two_runs_of_one_seed_that_started_from_different_runs_are_two_methods(tmp_path):
     entries = []
     for start, seed in (("a-0", 0), ("a-1", 1), ("c/b-0", 0), ("c/b-1", 1)):
