@@ -90,7 +90,7 @@ def _known_elsewhere(error: Exception) -> str | None:
     name = name.lstrip("-").replace("-", "_").lower()
     takes = {flag for parameter in context.command.params for flag in parameter.opts}
     argument = next((one.metavar for one in context.command.params if one.param_type_name == "argument"), None) or ""
-    if argument == "WEIGHTS" and name in ("model", "run") or "RUN" in argument and name == "run":
+    if (name, argument) == ("model", "WEIGHTS") or (name == "run" and ("RUN" in argument or argument == "WEIGHTS")):
         return f"it is given without an option: `{context.command_path} {argument}`"
     key, equals, value = (other_names.ours(name) or "").partition("=")
     if FLAGS.get(key) in takes:

@@ -328,12 +328,11 @@ def labels_of(configs: Sequence[RunConfig]) -> list[str]:
 
 
 def _is_of_kind(config: RunConfig, key: str, configs: Sequence[RunConfig]) -> bool:
-    """Whether a setting has the default of its kind of loss or adapter, and the others are of several kinds: the kind is named."""
-    name, _, field = key.partition(".")
-    section = getattr(config, name, None)
+    """Whether a setting of the loss or adapter has the default of its kind, where there are several kinds: a label names it."""
+    name, field, *_ = [*key.split("."), ""]
     if name not in ("loss", "adapter") or len({type(getattr(one, name)) for one in configs}) == 1:
         return False
-    field = field.partition(".")[0]
+    section = getattr(config, name)
     return bool(getattr(section, field) == type(section).model_fields[field].get_default(call_default_factory=True))
 
 
