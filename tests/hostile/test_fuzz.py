@@ -31,8 +31,9 @@ REWRITTEN = {
     "config.json",
     "run.log",
     "held-out.json",
+    "contamination.json",
 }
-"""Of a run folder: what a command that refuses it may have written all the same."""
+"""Of a run folder: what a command that refuses it may have written all the same. The last two follow from the data."""
 
 
 class Hung(BaseException):
