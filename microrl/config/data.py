@@ -45,7 +45,8 @@ class DataConfig(Section):
     `code`: the answer is a program, and the row has its tests; implied by mbpp and humaneval. `gym`: a scorer of reasoning-gym;
     implied by such a name."""
     bad_answers: Literal["error", "drop"] = "error"
-    """What to do with a row whose gold answer does not parse as mathematics, or whose tests cannot be used."""
+    """What to do with a row whose gold answer does not parse as mathematics, or whose tests cannot be used. The default is `drop`
+    for a data set that microrl knows by name, since its rows are not yours to mend."""
     problems: Positive = 1000
     """Problems of each procedural task (reasoning-gym)."""
     seed: Seed = 0
@@ -62,7 +63,7 @@ class DataConfig(Section):
     max_prompt_tokens: Positive = 512
     """Maximum prompt length in tokens, chat template included."""
     long_prompts: Literal["error", "drop", "truncate_left"] = "error"
-    """What to do with a prompt above that limit."""
+    """What to do with a prompt above that limit. The default is `drop` for a data set that microrl knows by name."""
     decontaminate: Annotated[tuple[str, ...], or_one(str)] = ()
     """Benchmarks by name; training questions that are nearly the same as one of theirs are left out. Overlaps with them are kept
     in contamination.json."""
@@ -88,11 +89,11 @@ class DataConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _implied(cls, values: Any) -> Any:
-        """What follows from some names takes the place of a default: the kind of the answers, the split, and from the kind how
-        the system message asks for the answer."""
+        """What follows from some names takes the place of a default: the kind of the answers, the split, what to do with unusable
+        rows, and from the kind how the system message asks for the answer."""
         if not isinstance(values, dict):
             return values
-        name = values.get("name")
+        name = values.get("name", cls.model_fields["name"].default)
         name = name.lower() if isinstance(name, str) else ""
         known = catalogue.find(name)
         implied = "gym" if name.startswith(GYM) else "code" if known is not None and known.kind == "code" else None
@@ -102,7 +103,8 @@ class DataConfig(Section):
                 f"the answers of {values['name']} are of the kind `{implied}`, not `{kind}`", "remove data.answer_kind"
             )
         kind = implied or kind
-        completed = {**values, "answer_kind": kind}
+        unusable = {} if known is None else dict.fromkeys(("bad_answers", "long_prompts"), "drop")
+        completed = {**unusable, **values, "answer_kind": kind}
         if known is not None and isinstance(split := values.get("split", "train"), str):
             completed["split"] = known.split(split)
         if values.get("system", BOXED) == BOXED:
@@ -120,5 +122,5 @@ class DataConfig(Section):
         }
         if self.system not in (BOXED, *ASKS_FOR.values()):
             kept["system"] = self.system
-        given = {"name": known.name, "split": known.splits["test"], "answer_kind": known.answer_kind, "bad_answers": "drop"}
+        given = {"name": known.name, "split": known.splits["test"], "answer_kind": known.answer_kind, "long_prompts": "error"}
         return DataConfig.model_validate({**kept, **given, "held_out": 1.0, "validation": 0.0})

@@ -35,8 +35,8 @@ def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = 
 def of_presets(names: Iterable[str]) -> Tree:
     """The defaults with these presets over them, not validated yet. Raises UserError."""
     tree = RunConfig().model_dump()
-    for follows_from_model in ("system", "system_role"):
-        del tree["data"][follows_from_model]
+    for follows_from_a_name in ("system", "system_role", "bad_answers", "long_prompts"):
+        del tree["data"][follows_from_a_name]
     for name in presets.with_bases(names):
         tree = _replacing_layer(tree, _spelled_out(presets.load(name)))
     return tree

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from microrl.config import resolve
 from microrl.config.schema import DataConfig
 from microrl.data import arithmetic, sources
 from microrl.data.load import Question, content_share, gold_answer, load_questions, split
@@ -199,14 +200,24 @@ def test_a_tokenizer_that_reads_a_part_differently_is_told_by_row():
     assert "row 2" in caught.value.message and "<|im_end|>" in caught.value.message and caught.value.hint
 
 
+def test_rows_of_a_known_data_set_that_cannot_be_used_are_dropped_and_ones_own_refused():
+    for name, unusable in (("open-rs", "drop"), ("gsm8k", "drop"), ("mine.jsonl", "error"), ("someone/else", "error")):
+        data = resolve((), {"data.name": name}).data
+        assert (data.bad_answers, data.long_prompts) == (unusable, unusable)
+    assert resolve().data.bad_answers == "drop", "of the data set of a run that names none"
+    assert resolve((), {"data.bad_answers": "error"}).data.bad_answers == "error"
+    assert DataConfig().for_benchmark("math-500").long_prompts == "error", "an evaluation leaves no question out for its length"
+
+
 def test_long_prompts(tokenizer):
+    given = {"name": "mine.jsonl", "system": None, "max_prompt_tokens": 60}
     questions = [Question(1, "short", "1"), Question(2, "long " * 50, "2")]
     with pytest.raises(UserError) as caught:
-        render_all(questions, tokenizer, DataConfig(system=None, max_prompt_tokens=60))
+        render_all(questions, tokenizer, DataConfig(**given))
     assert "row 2" in caught.value.message and "data.long_prompts=drop" in caught.value.hint
-    dropped = render_all(questions, tokenizer, DataConfig(system=None, max_prompt_tokens=60, long_prompts="drop"))
+    dropped = render_all(questions, tokenizer, DataConfig(**given, long_prompts="drop"))
     assert [prompt.question for prompt in dropped] == ["short"]
-    cut = render_all(questions, tokenizer, DataConfig(system=None, max_prompt_tokens=60, long_prompts="truncate_left"))
+    cut = render_all(questions, tokenizer, DataConfig(**given, long_prompts="truncate_left"))
     assert len(cut[1].token_ids) == 60 and cut[1].text.endswith("assistant\n")
 
 
