@@ -29,13 +29,13 @@ def run_with_fallback(folder: RunFolder, *, resume: bool, is_extended: bool = Fa
     one resumes the run with other settings (see `train.fallback`).
     """
     from microrl import clock
+    from microrl.rollout.preflight import starts_vllm
     from microrl.run import child, heartbeat
-    from microrl.train import fallback
 
     folder.lock()
     config = folder.settings()
     in_run(folder)
-    is_forked = fallback.may_be_needed(config) and child.can_fork()
+    is_forked = starts_vllm(config) and child.can_fork()
     began = clock.process_started_s() if started is None else started
     before_s = heartbeat.last_s(folder.path)
     with ExitStack() as until_done:

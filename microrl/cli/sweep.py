@@ -256,12 +256,12 @@ def _run_trials(folder: SweepFolder, *, on: str | None, cpus: int | None, as_jso
     """
     from microrl import clock
     from microrl.plan.show import print_lines
+    from microrl.rollout.preflight import starts_vllm
     from microrl.sweep import sweep as local
     from microrl.sweep.contrast import answer_of
     from microrl.sweep.display import Display
     from microrl.sweep.folder import LOST
     from microrl.sweep.table import SETTINGS_STAY, lines
-    from microrl.train import fallback
 
     folder.lock()
     if is_resumed:
@@ -275,7 +275,7 @@ def _run_trials(folder: SweepFolder, *, on: str | None, cpus: int | None, as_jso
 
             on_ray.run_trials(folder, "" if on == on_ray.SCHEME else on, cpus, show)
         else:
-            if not any(fallback.may_be_needed(folder.config(trial)) for trial in folder.plan.trials):
+            if not any(starts_vllm(folder.config(trial)) for trial in folder.plan.trials):
                 import microrl.train.loop  # noqa: F401 - once, for all the processes that are forked from this one
             local.run_trials(folder, local.Work(_train, evaluate_base), show, started=clock.process_started_s())
     except KeyboardInterrupt:

@@ -23,7 +23,6 @@ from microrl.evaluation.seeds import accuracy_of, difference, holm
 from microrl.report.history import History
 from microrl.report.several import answer_of
 from microrl.run import summary
-from microrl.run.folder import RunFolder
 from microrl.run.remedies import to_evaluate
 
 IGNORED = ("seed", "init", "budget.price", "evaluation.", "validation.", "engine.", "guard.", "data.seed")
@@ -247,7 +246,7 @@ def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], fir
         theirs = [one.result for one in first]
         row.against_first, row.p_first = difference(theirs, ours, k) or (None, None)
         row.paired = len(shared.intersection(*(one.right for one in theirs)))
-    costs = [cost for one in runs if (cost := _cost(one.entry.run)) is not None]
+    costs = [ended.cost_usd for one in runs if (ended := summary.read_if_there(one.entry.run.path)) is not None]
     if len(costs) == len(runs):
         row.usd = sum(costs) / len(costs)
         if row.gain is not None and row.gain.mean > 0 and row.usd > 0:
@@ -268,11 +267,6 @@ def _add_parts(row: Row, k: int | None, parts: Sequence[GainParts]) -> None:
         row.gain_parts = over
         lenient = [one.base.lenient.mean for one in parts if one.base.lenient is not None]
         row.base_lenient = fmean(lenient) if len(lenient) == len(parts) else None
-
-
-def _cost(run: RunFolder) -> float | None:
-    ended = summary.read_if_there(run.path)
-    return None if ended is None else ended.cost_usd
 
 
 def answer_to(entries: Sequence[Entry]) -> Answer | None:

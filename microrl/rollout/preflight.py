@@ -57,8 +57,9 @@ def installed() -> Installed | None:
 
 def starts_vllm(config: RunConfig) -> bool:
     """Whether a run of this configuration starts vLLM where there is a GPU, as far as that shows without torch."""
-    vllm, kind = installed(), config.engine.kind
-    return vllm is not None and vllm.is_for_gpus and (kind == "vllm" or (kind == "auto" and auto_is_vllm(config)))
+    kind = config.engine.kind
+    vllm = installed() if kind == "vllm" or (kind == "auto" and auto_is_vllm(config)) else None
+    return vllm is not None and vllm.is_for_gpus
 
 
 def require_vllm(command: str) -> None:

@@ -97,7 +97,7 @@ def _of_disk(work: Workload, folder: Path | None, runs: int) -> Iterator[Finding
     of_runs = f" of {runs} runs" if runs > 1 else ""
     parts = [(download, "the model's download"), (max(runs * most - held, 0.0), f"checkpoints, adapters and rollouts{of_runs}")]
     who = "the evaluation needs" if folder is None else "the runs need" if runs > 1 else "the run needs"
-    if _device(models) == _device(place):
+    if _existing(models).stat().st_dev == _existing(place).stat().st_dev:
         yield from _short(place, least - held + download, parts, who)
     else:
         yield from _short(models, download, parts[:1], who)
@@ -136,10 +136,6 @@ def free_bytes(place: Path) -> float:
     """Bytes that are free on the disk of this folder, which need not exist yet. What is no disk, such as /proc, is not full."""
     usage = shutil.disk_usage(_existing(place))
     return float(usage.free) if usage.total else math.inf
-
-
-def _device(place: Path) -> int:
-    return _existing(place).stat().st_dev
 
 
 def _existing(place: Path) -> Path:

@@ -15,10 +15,9 @@ from pydantic import BaseModel, ConfigDict
 
 from microrl import clock
 from microrl.config import RunConfig
-from microrl.config.engine_rules import Mode, auto_is_vllm, outlasts_vllm
+from microrl.config.engine_rules import Mode, outlasts_vllm
 from microrl.config.schema import AutoEngineConfig, BaseVllmConfig, EngineConfig, TransformersEngineConfig
-from microrl.errors import Doing, EngineFault, Explained, MachineFailure, UserError
-from microrl.rollout import preflight
+from microrl.errors import Doing, EngineFault, Explained, MachineFailure
 from microrl.run import child
 from microrl.run.folder import RunFolder
 from microrl.terminal import time_in_words
@@ -69,13 +68,6 @@ class _Option(NamedTuple):
     change: Change
     engine: Any
     words: str
-
-
-def may_be_needed(config: RunConfig) -> bool:
-    """Whether a run may use vLLM on a GPU and outlive its failures, as far as that shows without torch."""
-    kind = config.engine.kind
-    vllm = preflight.installed() if kind == "vllm" or (kind == "auto" and auto_is_vllm(config)) else None
-    return vllm is not None and vllm.is_for_gpus
 
 
 def failures(folder: RunFolder) -> list[Failure]:
@@ -213,15 +205,9 @@ def _without(config: RunConfig, fault: EngineFault) -> Iterator[_Option]:
 
 def _step_s(config: RunConfig) -> float | None:
     """Seconds of a step by the plan; None where the model's shape is not at hand."""
-    from microrl.plan import plan
-    from microrl.plan.source import shape_of
-    from microrl.run.teacher import size
-    from microrl.train.planning import this_device
+    from microrl.train import planning  # imports torch
 
-    try:
-        return plan.make(config, shape_of(config.model.name), this_device(), teacher=size(config)).step_s
-    except UserError:
-        return None
+    return None if (made := planning.of_config(config)) is None else made.step_s
 
 
 def _changed(engine: Any, **values: Any) -> Any:

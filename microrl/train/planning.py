@@ -9,11 +9,10 @@ import torch
 from microrl.config import RunConfig
 from microrl.config.schema import TransformersEngineConfig
 from microrl.errors import UserError
-from microrl.plan import devices, here, plan
+from microrl.plan import devices, here, plan, source
 from microrl.plan.devices import Device
 from microrl.plan.plan import Plan
 from microrl.plan.shapes import Shape
-from microrl.plan.source import is_at_hand, shape_of
 from microrl.run.teacher import size
 from microrl.train.setup import Components
 
@@ -27,13 +26,13 @@ def of_model(components: Components, load_s: float) -> Plan:
     return plan.make(config, shape, this_device(), load_s=load_s, teacher=size(config, is_at_hand=True))
 
 
-def expected_s(config: RunConfig) -> float | None:
-    """Seconds of the whole run by the plan, before anything is loaded; None if the model's size is not at hand at once."""
+def of_config(config: RunConfig, *, is_at_hand: bool = False) -> Plan | None:
+    """The plan before anything is loaded; None if the model's size is not known, or not at hand at once where it `is_at_hand`."""
     name = config.model.name
-    if not is_at_hand(name):
+    if is_at_hand and not source.is_at_hand(name):
         return None
     try:
-        return plan.make(config, shape_of(name), this_device(), teacher=size(config, is_at_hand=True)).hours * 3600
+        return plan.make(config, source.shape_of(name), this_device(), teacher=size(config, is_at_hand=is_at_hand))
     except UserError:  # which loading raises too
         return None
 

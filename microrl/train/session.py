@@ -73,8 +73,8 @@ def _open(
     heartbeat.on_silence, watchdog.console = console.silence, console
     closing.enter_context(heartbeat)
     closing.enter_context(console)
-    if (expected_s := planning.expected_s(config)) is not None and not state.step:
-        console.expect(expected_s)
+    if not state.step and (plan := planning.of_config(config, is_at_hand=True)) is not None:
+        console.expect(plan.hours * 3600)
     signals = closing.enter_context(Interrupts(folder.log))
     with watch.phase("load"):
         components = setup.build(config, folder, console, watch, state, fresh=checkpoint is None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -75,7 +75,7 @@ def _timed(parts: Components, on_step: Callable[[int, float], None]) -> dict[str
     sampled: list[list[Completion]] = []
     for step in range(parts.config.budget.steps or 1):
         began = clock.now_s()
-        groups, _ = sample_groups(parts, step, _unseen)
+        groups, _ = sample_groups(parts, step, lambda groups, total: iter(groups))
         with parts.watch.phase("update"):
             batch = with_advantages(parts.config, [every_useful(group) for group in groups], step)
             update = parts.policy.update(batch, RATE)
@@ -113,7 +113,3 @@ def every_useful(group: Group) -> Group:
         for number, (score, completion) in enumerate(zip(group.scores, group.completions, strict=True))
     )
     return replace(group, scores=scores)
-
-
-def _unseen(groups: Iterable[tuple[int, Group]], total: int) -> Iterator[tuple[int, Group]]:
-    return iter(groups)
