@@ -27,6 +27,7 @@ slow = pytest.mark.slow
         ("<answer>1</answer> no, <answer>2</answer>", False, "2"),
         ("<think><answer>42</answer></think> I give up", False, None),
         ("<think>a <answer>42</answer>", False, None),
+        ("<think>a</think> <answer>42</answer> <think>or", False, None),
         ("<answer>42</answer>", True, None),
         ("so</think><answer>42</answer>", True, "42"),
         ("</answer>", False, None),

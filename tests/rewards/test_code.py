@@ -119,6 +119,7 @@ HALF = rows.problem(HELPER, "prompt", "test")
         ("```\n1 2 3\n```\n```Python\nf = lambda x: x\n```\n```\noutput\n```", "f = lambda x: x"),
         ("<think>```python\ndef f(): 1\n```</think> I give up", None),
         ("<think>```python\ndef f(): 1\n```", None),
+        ("<think>a</think>\n```python\ndef f(): 1\n```\n<think>or", None),
         ("1. Code:\n   ```python\n   def f():\n       return 1\n   ```", "def f():\n    return 1"),
         ("```python\ndef f():\n    return 1", "def f():\n    return 1"),
         ("~~~python\ndef f(): '''```\n```'''\n~~~", "def f(): '''```\n```'''"),

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from microrl import plain
-from microrl.answers import END_THINK, THINK
+from microrl.answers import after_thinking
 from microrl.clock import now_s
 from microrl.plain import BadValue, NotPlain
 from microrl.rewards.judges.calls import Channel, Program, ProgramGone
@@ -52,10 +52,7 @@ def program_of(completion: str, opened: bool = False) -> str | None:
     the last fenced block, else the whole text if it begins as Python and defines something. A block that the length limit cut
     off counts as it is. `opened`: the chat template has already written `<think>`.
     """
-    text = completion
-    if END_THINK in text:
-        text = text.rpartition(END_THINK)[2]
-    elif opened or THINK in text:
+    if (text := after_thinking(completion, opened=opened)) is None:
         return None
     blocks = _blocks(text)
     for labels in (_PYTHON, ("",)):

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from microrl import plain
-from microrl.answers import END_THINK, THINK, last_boxed
+from microrl.answers import after_thinking, last_boxed
 from microrl.clock import processor_s
 
 LONGEST = 10_000
@@ -64,10 +64,7 @@ def answer_of(completion: str, opened: bool = False) -> str | None:
 
     `opened`: the chat template has already written `<think>`.
     """
-    text = completion
-    if END_THINK in text:
-        text = text.rpartition(END_THINK)[2]
-    elif opened or THINK in text:
+    if (text := after_thinking(completion, opened=opened)) is None:
         return None
     end = text.rfind("</answer>")
     if end >= 0:
