@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -29,6 +30,12 @@ def time_in_words(hours: float) -> str:
     value, unit = (hours, "hour") if hours >= 1 else (60 * hours, "minute") if hours >= 1 / 30 else (3600 * hours, "second")
     number = f"{value:.3g}" if 1 <= hours < 100 else f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
     return f"{number} {unit}{'s' if number != '1' else ''}"
+
+
+def rounded_up(value: float) -> str:
+    """A positive number with two digits, or whole, as advice gives it."""
+    digits = max(1 - math.floor(math.log10(value)), 0)
+    return f"{math.ceil(value * 10**digits - 1e-9) / 10**digits:.10g}"
 
 
 def alike(text: str) -> str:

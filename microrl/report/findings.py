@@ -22,7 +22,7 @@ from microrl.report.updates import (
 )
 from microrl.run import heartbeat, idle
 from microrl.run.view import clock
-from microrl.terminal import alike, counted, time_in_words
+from microrl.terminal import alike, counted, rounded_up, time_in_words
 
 FEW_RIGHT = 0.01
 """Mean accuracy in training below which hardly anything but the other parts of the reward was rewarded."""
@@ -290,17 +290,11 @@ def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:
     said = f"give the run more time: {key.strip(' =')}"
     if time and made:
         more = (rest - made) * (step_s if step_s else time * unit_s / made)
-        said = f"give the run more time: {key}{_rounded_up(time + more / unit_s)} (now {time:g})"
+        said = f"give the run more time: {key}{rounded_up(time + more / unit_s)} (now {time:g})"
     now = setting(size)
     if isinstance(now, int) and made and now * made >= 2 * rest:
         said += f"; or make its steps smaller: {size}={now * made // rest} (now {now}): about {rest} steps in the same time"
     if is_by_minutes and minutes and sft and not is_only_sft:
-        enough = _rounded_up(minutes * FEW_UPDATES / sft)
+        enough = rounded_up(minutes * FEW_UPDATES / sft)
         said += f"; or give SFT more: sft.minutes={enough} (now {minutes:g}, for {counted(sft, 'step')})"
     return said
-
-
-def _rounded_up(value: float) -> str:
-    """With two digits."""
-    exponent = math.floor(math.log10(value)) - 1
-    return f"{math.ceil(value / 10**exponent - 1e-9) * 10**exponent:.6g}"

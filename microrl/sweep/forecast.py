@@ -15,7 +15,7 @@ from microrl.plan.plan import Plan
 from microrl.plan.source import shape_of
 from microrl.run.teacher import size
 from microrl.sweep.grid import Trial, of_trial, rounds
-from microrl.terminal import counted, time_in_words
+from microrl.terminal import counted, rounded_up, time_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +72,12 @@ def refuse_what_does_not_fit(trial_forecasts: Sequence[Forecast], hours: float |
         return
     fitting = int(hours * 3600 / needed_s)
     what = "1 trial does" if len(trial_forecasts) == 1 else f"{len(trial_forecasts)} trials do"
-    enough = f"--hours {_rounded_up(needed_s * hours / share / 3600 * 1.1)}"
+    enough = f"--hours {rounded_up(needed_s * hours / share / 3600 * 1.1)}"
     raise UserError(
         f"{what} not fit into {time_in_words(hours)}: each needs at least {math.ceil(needed_s):,} s and would get "
         f"{share * 3600:,.{0 if share * 3600 >= 10 else 1}f} s",
         f"{counted(fitting, 'trial')} would fit; vary fewer values, or pass {enough}" if fitting else f"pass {enough}",
     )
-
-
-def _rounded_up(hours: float) -> str:
-    """With two digits, or whole hours."""
-    digits = max(1 - math.floor(math.log10(hours)), 0)
-    return f"{math.ceil(hours * 10**digits) / 10**digits:.{digits}f}"
 
 
 def _needed_s(config: RunConfig, plan: Plan) -> float:
