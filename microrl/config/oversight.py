@@ -33,7 +33,7 @@ class EvaluationConfig(Section):
         if 0 < value < MIN_TEMPERATURE:
             raise ValueError(
                 f"`evaluation.temperature` must be 0 (greedy) or at least {MIN_TEMPERATURE}, not {value:g}",
-                "--set evaluation.temperature=0, or with `microrl eval`: --temperature 0",
+                "--set evaluation.temperature=0",
             )
         return value
 
@@ -42,7 +42,7 @@ class EvaluationConfig(Section):
         if max(self.pass_k, default=1) > self.samples:
             raise ValueError(
                 f"pass@{max(self.pass_k)} needs at least {max(self.pass_k)} samples per problem, but there are {self.samples}",
-                f"--set evaluation.samples={max(self.pass_k)}, or with `microrl eval`: --samples {max(self.pass_k)}",
+                f"--set evaluation.samples={max(self.pass_k)}",
             )
         return self
 

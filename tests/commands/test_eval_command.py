@@ -350,7 +350,7 @@ def test_flags_come_before_a_protocol_and_k_goes_with_the_samples(inside, argume
     (["--bench", ","], "--bench is empty", "math500,aime24"),
     (["--bench", "open-rs"], "open-rs has no test split", "one of:"),
     (["--bench", "math500", "--data", "x.jsonl"], "--data cannot be combined", "one of them"),
-    (["--samples", 4, "--pass-k", 8], "pass@8 needs at least 8 samples", "evaluation.samples=8"),
+    (["--samples", 4, "--pass-k", 8], "pass@8 needs at least 8 samples", "--samples 8"),
     (["--samples", 0], "error: --samples cannot be `0`", "greater than or equal to 1"),
     (["--samples", 4, "--set", "evaluation.samples=0"], "error: `evaluation.samples` cannot be `0`", "equal to 1"),
     (["--seed", -1], "error: --seed cannot be `-1`", "greater than or equal to 0"),

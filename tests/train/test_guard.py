@@ -407,11 +407,13 @@ def test_a_rate_far_too_high_is_seen_at_rank_4_too(microrl, tmp_path, rate):
 def test_a_student_that_runs_to_the_length_limit_is_rolled_back(microrl, tmp_path):
     """7000 times the rate, towards a teacher of a few steps: the rule about truncated completions needs no teacher's.
 
-    How long they stay truncated differs with the processor, so the limit is near and the patience short.
+    How long they stay truncated differs with the processor, so the limit is near and the patience short. So does which rule is
+    the first: the others are off.
     """
     teacher, bounds = tmp_path / "teacher", ("--steps", 5, "--hours", 1, "--set", "evaluation.problems=0")
     assert microrl("train", "quickstart", *bounds, "--out", teacher).returncode == 0
-    sets = ("--set", "sampling.max_completion_tokens=24", "--set", "guard.patience=0.5")
+    off = [f"guard.{rule}=none" for rule in ("grad_norm", "entropy_rise", "entropy_low", "entropy_teacher", "kl_sampler")]
+    sets = [f"--set={one}" for one in ("sampling.max_completion_tokens=24", "guard.patience=0.5", *off)]
     verdicts, rows = guarded_run(microrl, tmp_path / "run", "--steps", 8, "--teacher", teacher, "--lr", 1.0, *sets)
     first = verdicts[0]
     assert (first["rule"], first["action"]) == ("truncated", "rollback")
