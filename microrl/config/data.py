@@ -46,7 +46,7 @@ class DataConfig(Section):
     implied by such a name."""
     bad_answers: Literal["error", "drop"] = "error"
     """What to do with a row whose gold answer does not parse as mathematics, or whose tests cannot be used. The default is `drop`
-    for a data set that microrl knows by name, since its rows are not yours to mend."""
+    for a data set that microrl knows by name, since its rows are not yours to fix."""
     problems: Positive = 1000
     """Problems of each procedural task (reasoning-gym)."""
     seed: Seed = 0
