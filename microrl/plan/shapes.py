@@ -154,7 +154,7 @@ class Shape(Sizes):
         kinds = {linear.kind for linear in self.linears}
         if self.note is not None and adapter.targets != "all-linear" and not kinds.issuperset(adapter.targets):
             return self.linears  # it has layers that are not known here; `adapters.attach.targets` knows them
-        names = chosen(adapter, {name: min(linear.n_in, linear.n_out) for linear in self.linears for name in linear.names})
+        names = chosen(adapter, {linear.names[0]: min(linear.n_in, linear.n_out) for linear in self.linears})
         return tuple(linear for linear in self.linears if linear.names[0] in names)
 
     def trainable(self, adapter: BaseAdapterConfig) -> int:

@@ -185,6 +185,8 @@ def test_the_type_is_the_bases_own_unless_another_is_wanted(inside, run_of, tmp_
     assert all(tensor.dtype == torch.bfloat16 and tensor.equal(wide[name].bfloat16()) for name, tensor in own.items())
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_what_cannot_be_is_refused_with_a_hint(inside, run_of, tmp_path, tokenizer, model_folder):
     from microrl.models.tiny import build_model
 

@@ -165,6 +165,8 @@ def arguments(wares, folder):
     return ["train", wares / "preset.toml", "--teacher", folder]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_run_distils_and_a_run_goes_on_by_reinforcement(other_taught, wares, inside, tmp_path):
     """Steps are those of the SFT where it is all; with a bound of its own, reinforcement learning follows in the same run."""
     out, both = tmp_path / "out", tmp_path / "both"
@@ -215,6 +217,8 @@ def test_a_distillation_that_was_killed_ends_with_the_same_bits(microrl, taught,
     assert kls[0] == kls[1] and len(kls[0]) == 6
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_trials_of_a_sweep_have_sft_data_of_their_own(other_taught, wares, inside, tmp_path):
     """They share the untouched model's evaluation, and with it what is known of the questions."""
     settings = f'[sweep.settings]\nplain = {{}}\ntaught = {{ distill.teacher = "{other_taught}" }}\n'
@@ -274,6 +278,8 @@ def test_no_question_is_refused_before_the_model_is_loaded(inside, tmp_path):
     assert done.returncode == 2 and "--problems 0" in done.stderr and "loading" not in done.stderr, done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_plan_and_a_sweep_know_that_no_teacher_is_in_memory(other_taught, wares, inside, tmp_path):
     plan = inside("plan", wares / "preset.toml", "--gpu", "h100", "--hours", 1, "--teacher", other_taught)
     planned = " ".join(plan.stdout.split())

@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import microrl
@@ -25,10 +26,16 @@ LAYERS = [
 LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """The whole syntax tree of a file."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> set[str]:
     """Every microrl module that a file names in an import, inside functions too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -77,7 +84,7 @@ def test_no_name_says_only_that_something_was_looked_for():
     """What a name holds is its content."""
     places = []
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg | ast.keyword) else None
             if name == "found" or (isinstance(node, ast.Attribute) and node.attr == "found"):
                 places.append(f"{path.relative_to(ROOT)}:{node.lineno}")

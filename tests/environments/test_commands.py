@@ -94,6 +94,8 @@ def test_a_killed_evaluation_goes_on_with_its_conversations(calling, tmp_path):
     assert len(list(killed.glob("*.json"))) == 2, "neither replaces the other"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_model_is_evaluated_with_tools_at_two_limits(told_folder, data_file, tmp_path):
     asked = ["--data", data_file, "--problems", 2, "--samples", 1, "--max-tokens", "4,9", "--set", "data.system=", "--out"]
     tools = ["--env", "made_tools:Calculator", "--set", f"env.path={HELPERS}"]
@@ -162,6 +164,8 @@ def test_two_answers_to_one_turn_are_two():
     assert turns(f"a{answers}<|im_start|>assistant\nb")[1:3] == [("tool", "3"), ("tool", "4")]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_plan_counts_the_tools_in_every_prompt_and_says_what_it_leaves_out():
     asked = ("plan", "quickstart", "--steps", 10, "--gpu", "l4", "--json")
     plain = json.loads(in_process(*asked).stdout)

@@ -198,6 +198,8 @@ def test_what_runs_a_models_code_does_not_get_the_answer(told):
         assert asked == [{"reset": {}}]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_what_tools_have_started_ends_with_the_run(told, tmp_path):
     """Nobody waits for the end of an episode's process, but for that of all of them."""
     with environment("Awkward", told) as found:
@@ -352,6 +354,8 @@ def test_a_row_chooses_among_several_environments(told):
     assert (means["reward/part/made_tools:Calculator"], means["reward/part/Awkward"]) == (1, 3)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_row_that_chooses_none_is_refused_before_a_model_is_loaded(tmp_path):
     data = tmp_path / "rows.jsonl"
     rows = [{"question": f"What is {n}?", "answer": str(n), "environment": "sums"} for n in range(9)]

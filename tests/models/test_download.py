@@ -136,6 +136,8 @@ def test_a_hub_that_fails_halfway_is_one_line_with_a_remedy(hub, here, monkeypat
     assert f"model {NAME} could not be loaded: " in done.stderr and "try again" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_name_that_the_hub_does_not_have(hub, here):
     hub.name = "somebody/else"
     with fake_hub.serving(hub) as address:

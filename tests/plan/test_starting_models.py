@@ -37,6 +37,8 @@ def test_each_start_is_planned_as_a_run_from_it_would_be(inside):
     assert (hybrid["prompts_per_step"], hybrid["steps"], hybrid["step_s"]) == (64, plan.steps, plan.step_s)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_what_is_set_is_kept_and_what_does_not_fit_is_named(inside):
     done = inside("plan", "micro-r256", "--starts", "--gpu", "t4", "--json", "--set", "sampling.max_completion_tokens=1024")
     listed = json.loads(done.stdout)

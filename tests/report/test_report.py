@@ -87,6 +87,8 @@ def test_the_page_loads_nothing_and_admits_its_own_script_alone(few_figures, tra
     assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_hostile_text_becomes_no_element(few_figures, tmp_path):
     texts = list(HOSTILE)
     plain = Tags(page([History.load(make(tmp_path / "plain", prompts=8))]))
@@ -331,6 +333,8 @@ def test_what_is_no_run_is_refused(inside, tmp_path, monkeypatch):
         load_all([tmp_path / "folder", tmp_path / "folder"])
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_full_disk_is_said_in_one_line(few_figures, inside, trained, tmp_path):
     (tmp_path / "file").write_text("")
     done = inside("report", trained, "--out", tmp_path / "file" / "report.html")

@@ -115,6 +115,8 @@ def test_a_child_that_dies_of_a_signal_is_known_by_it(number):
     assert out == f"status {-number}\n"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_kernel_without_pidfds_will_do():
     refusing = "import errno, os\ndef refuse(pid):\n    raise OSError(errno.ENOSYS, 'no')\nos.pidfd_open = refuse\n"
     process, _ = begun(script=refusing + COUNTING)
