@@ -39,7 +39,7 @@ Seconds = Annotated[float, Field(ge=0, le=10**10)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-RESTORE = "restore the file from a copy; without one, start a new run, or download the model again"
+RESTORE = "restore the file from a copy; without one, start a new run or, for a model's file, download it again"
 """The generic hint of an error about a file."""
 OF_ANOTHER_VERSION = "another version of microrl wrote it, or it was changed"
 READABLE = "check that it exists and that you may read it"
@@ -97,8 +97,8 @@ def refuse_hard_links(path: Path, status: os.stat_result) -> None:
     """Raise BadFile where the file at `path` is one under another name, too: whoever writes here would change it there."""
     if status.st_nlink > 1:
         raise BadFile(
-            f"{path} is a hard link: {status.st_nlink} names have one content, and writing would change them all",
-            f"give it a content of its own: cp {path} {path}.own && mv {path}.own {path}",
+            f"{path} is a hard link: its content has {status.st_nlink} names, and writing would change them all",
+            f"make it a separate copy: cp {path} {path}.own && mv {path}.own {path}",
         )
 
 
@@ -157,7 +157,7 @@ def read_json(path: Path, kind: type[Value], *, follow: bool = False, is_consist
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if is_consistent and first["type"] == "unexpected_keyword_argument":
-            raise BadFile(f"{path} has a key `{_place(first)}` too many: {OF_ANOTHER_VERSION}") from None
+            raise BadFile(f"{path} has an unexpected key `{_place(first)}`: {OF_ANOTHER_VERSION}") from None
         raise BadFile(f"{path} is damaged: {said_first(error)}") from None
     if is_consistent and (name := absent(json.loads(content), parsed)) is not None:
         raise BadFile(f"{path} has no `{name}`: {OF_ANOTHER_VERSION}")

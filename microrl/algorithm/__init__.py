@@ -26,7 +26,7 @@ def make(config: RunConfig) -> Algorithm:
     target = config.loss.target
     loaded = plugins.load(target, what="algorithm", group=plugins.ALGORITHMS, folder=config.loss.path)
     if not (isinstance(loaded, type) and issubclass(loaded, Algorithm)):
-        raise UserError(f"`{target}` is no algorithm", "let the class inherit from microrl.algorithm.grpo.Algorithm")
+        raise UserError(f"`{target}` is not an algorithm", "let the class inherit from microrl.algorithm.grpo.Algorithm")
     algorithm = loaded(config)
     if algorithm.needs_teacher and config.asked_teacher is None:
         raise UserError(f"`{target}` needs a teacher", "pass --teacher MODEL, or --teacher RUN")

@@ -54,8 +54,8 @@ def resolve_benchmarks(
     if names is None:
         benchmarks = [_benchmark(resolved_target, None, resolved_target.config, one, sets, base) for one in versions]
         if data is None and resolved_target.run is None and resolved_target.config.model.name not in known_models.TINY:
-            asked = f"the problems held out of {benchmarks[0].config.data.name} are asked"
-            say(f"note: only a run names its data: of these weights, {asked}; for others, --data FILE or --bench NAME")
+            asked = f"these weights are evaluated on problems held out of {benchmarks[0].config.data.name}"
+            say(f"note: only a run names its data; {asked}; for others, pass --data FILE or --bench NAME")
     else:
         known_ones = {catalogue.benchmark(name).name: name for name in names}  # MATH-500 is math500
         benchmarks = [_by_name(resolved_target, name, paper, one, sets, base) for name in known_ones.values() for one in versions]

@@ -76,7 +76,7 @@ def _page(study: Study, designs: list[dict[str, Any]], devices: list[Device]) ->
     parts: list[Any] = [table(columns, rows), *([] if alone else ["", _cards(designs, devices)])]
     head = (
         f"To detect a gain of {100 * study.gain:g} points from an accuracy of {study.accuracy:g} with a power of {POWER:.0%} "
-        "(so often the gain's 95 % interval lies above 0):"
+        "(how often the gain's 95 % interval lies above 0):"
     )
     tail = (
         f"Assumed: success rates of problems with a Beta(a, b) distribution, a + b = {study.size:g}, and a correlation of "

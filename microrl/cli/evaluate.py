@@ -163,7 +163,7 @@ def _show_plan(shown: dict[str, Any]) -> None:
             f"{one['max_tokens']:,} tokens each ({one['tokens_at_most']:,} in all)"
         )
         gain = one["smallest_gain"]
-        shows = "no gain" if gain is None else f"a gain of {100 * gain:.1f} points or more"
+        shows = "no gain of any size" if gain is None else f"a gain of {100 * gain:.1f} points or more"
         where = shown["device"] + ("" if shown["is_here"] else " (there is no GPU here)")
         minutes = f"about {one['seconds'] / 60:.1f} min on {where}, if completions reach half of the length limit"
         print(f"  {minutes}; detects {shows} (power 90 %, from an accuracy of 0.5)")

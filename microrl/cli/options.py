@@ -44,7 +44,7 @@ class Setting(NamedTuple):
 SETTINGS = {
     "model": Setting("model.name", str, MODEL_HELP, "the preset's, else Qwen2.5-1.5B-Instruct"),
     "rank": Setting(
-        "adapter.rank", int, "Adapter rank. The update is scaled by adapter.alpha / rank; alpha is set separately.",
+        "adapter.rank", int, "Adapter rank. The update is scaled by alpha / rank; set alpha with --set adapter.alpha=A.",
         "the preset's, else 64 (tinylora: 2)",
     ),
     "hours": Setting(
@@ -61,8 +61,8 @@ SETTINGS = {
     ),
     "teacher": Setting(
         "distill.teacher", str, "Distil on-policy from this teacher (sets --loss distill): a model, a run, its best/, or an "
-        "adapter folder in PEFT's format; none: no teacher. Or a folder of `microrl teach`: SFT towards its stored scores, "
-        "and with --sft-minutes RL afterwards.",
+        "adapter folder in PEFT's format; none: no teacher. Or a folder written by `microrl teach`: SFT on its stored scores; "
+        "with --sft-minutes, RL follows.",
         "the preset's, else none", "MODEL|RUN|FOLDER",
     ),
     "data": Setting(
@@ -101,8 +101,8 @@ SETTINGS = {
         "solutions.", "the preset's, else none",
     ),
     "sft_data": Setting(
-        "sft.data", str, "What the SFT learns from: data as for --data, with worked solutions, or a folder of `microrl teach`.",
-        "the preset's, else the run's data", "FOLDER|FILE",
+        "sft.data", str, "What the SFT learns from: data as for --data, with worked solutions, or a folder written by "
+        "`microrl teach`.", "the preset's, else the run's data", "FOLDER|FILE",
     ),
     "init": Setting(
         "init", str, "Start from the adapter in this run's newest checkpoint; needs the same model and adapter settings.",

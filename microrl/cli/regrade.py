@@ -52,7 +52,8 @@ def _table(comparison: dict[str, Any]) -> None:
             for name in ("reward", "accuracy", "useful_groups")
         ]
         counts = (
-            f"verdicts changed {row['changed_verdicts']}, signs of advantages {row['changed_signs']}, left out {now['left_out']}"
+            f"verdicts changed {row['changed_verdicts']}, advantage signs changed {row['changed_signs']}, completions left out "
+            f"{now['left_out']}"
         )
         say("  ".join((f"step {row['step'] + 1}", *pairs, counts)))
     if len(shown) < len(steps):

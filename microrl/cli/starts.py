@@ -76,7 +76,7 @@ def _page(config: RunConfig, starts: Starts, device: Device) -> str:
         *(f"  {paper}: {source}" for paper, source in sources.items()),
         "  this plan: we know of none, so it is the configured limit. A model that thinks at length needs a higher one.",
         f"prompts: per step; the largest of {', '.join(map(str, PROMPTS_TRIED))} that leaves {MIN_STEPS} steps, or "
-        f"{min(PROMPTS_TRIED)} if none does. useful/h: groups with unequal rewards per hour of training steps; their fraction is "
+        f"{min(PROMPTS_TRIED)} if none does. useful/h: groups whose rewards differ, per hour of training steps; their share is "
         "assumed.",
     ]
     if starts.too_large:

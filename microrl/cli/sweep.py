@@ -68,9 +68,9 @@ def sweep(
     strategy: Annotated[
         Literal["equal", "seeds-first", "halving"] | None,
         typer.Option(
-            help="equal: the same time for every trial, the first seed of every setting first; seeds-first: the same, but every "
-            "seed of the first setting first; halving: successive halving of the settings by "
-            "validation accuracy, until one is left; needs --hours.",
+            help="equal: the same time for every trial, every setting before the next seed; seeds-first: the same, but "
+            "every seed before the next setting; halving: successive halving of the settings by validation accuracy, until "
+            "one is left; needs --hours.",
             show_default="equal",
         ),
     ] = None,
@@ -82,7 +82,7 @@ def sweep(
         str | None,
         typer.Option(
             metavar="ray[://HOST:PORT]",
-            help="Train the trials as tasks of a Ray cluster, side by side. --hours is then the sum over all trials.",
+            help="Train the trials in parallel, as tasks of a Ray cluster. --hours then limits the trials' summed time.",
             show_default="here, one after the other",
         ),
     ] = None,

@@ -92,7 +92,7 @@ def find_adapter(name: str | None, model: str | None = None) -> ResolvedTarget:
     if base is None:
         raise UserError(
             f"{name} does not name its base model",
-            "name it in its adapter_config.json: base_model_name_or_path (merge: --model BASE)",
+            "set base_model_name_or_path in its adapter_config.json (microrl export: --model BASE)",
         )
     return ResolvedTarget(resolve((), {"model.name": base}), None, path)
 
@@ -106,12 +106,12 @@ def find_weights(name: str | None) -> ResolvedTarget:
         if not (is_adapter or RunFolder.is_one(path) or _part(path)[0] is not None):
             is_of_run = is_path(name) or ("/" in name and RunFolder.is_one(path.parent))
             if is_of_run and (run := run_above(path)) is not None:
-                raise UserError(f"{name} is no part of the run {run}", f"its parts: {', '.join(_parts(run))}")
+                raise UserError(f"{name} is not a part of the run {run}", f"its parts: {', '.join(_parts(run))}")
             if not path.exists() and (hint := under_runs(path)) is not None:
                 raise UserError(f"there is no run and no model `{name}`", hint)
             if path.is_dir() and not has_model:
                 raise UserError(
-                    f"{name} is neither a run folder, nor an adapter's, nor a model's, which has a config.json",
+                    f"{name} is not the folder of a run, an adapter or a model (which has a config.json)",
                     "pass a run (`ls runs` lists yours), a model's folder, a .gguf file or a hub id",
                 )
             return ResolvedTarget(_model(name), None, None)

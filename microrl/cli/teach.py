@@ -160,7 +160,7 @@ def _asked(teacher: str, sets: list[str], flags: dict[str, Any]) -> tuple[Any, P
     config = override(tree, {**flags, **fixed}, sets)
     if config.env.target is not None:
         raise UserError(
-            f"{teacher} calls tools, and `microrl teach` keeps single answers alone",
+            f"{teacher} calls tools, but `microrl teach` stores only single answers",
             "choose another teacher, or --set env.target=none",
         )
     if config.evaluation.temperature == 0 and config.evaluation.samples > 1:

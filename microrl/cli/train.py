@@ -52,8 +52,8 @@ def train(
     control: Annotated[
         Literal["shuffle"] | None,
         typer.Option(
-            help="shuffle: afterwards, the same run again with shuffled rewards, in RUN-shuffled. Any gain of that run does "
-            "not come from the rewards. It has as many hours or steps of its own, so both together take twice as long.",
+            help="shuffle: afterwards, repeat the run with shuffled rewards, in RUN-shuffled. Whatever that run gains does not "
+            "come from the rewards. It gets the same hours or steps again, so both together take twice as long.",
             show_default="none",
         ),
     ] = None,
@@ -153,9 +153,8 @@ def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None
         shown = [*(presets or []), *(options.FLAGS.get(name, name) for name in given)]
         raise UserError(
             f"--resume uses the settings of the run; it cannot be combined with {', '.join(shown)}",
-            "with --resume, only --hours and --steps can be changed, and --engine repeated to drop what vLLM's failures have "
-            "changed; for anything else start a new run (microrl train --init RUN "
-            "starts from its adapter)",
+            "with --resume, only --hours and --steps can be changed; repeating the run's --engine undoes what vLLM's failures "
+            "have changed; for anything else start a new run (microrl train --init RUN starts from its adapter)",
         )
 
 
@@ -172,8 +171,8 @@ def go_on(
     if engine is not None and engine != config.engine.kind:
         raise UserError(
             f"{folder.path} runs with --engine {config.engine.kind}, which cannot be changed",
-            f"--engine {config.engine.kind} drops what vLLM's failures have changed; for another engine start a new run (microrl "
-            "train --init RUN starts from its adapter)",
+            f"--engine {config.engine.kind} undoes what vLLM's failures have changed; for another engine start a new run "
+            "(microrl train --init RUN starts from its adapter)",
         )
     folder.lock()
     fallback.forget(folder, at_once=engine is not None)

@@ -92,7 +92,7 @@ def _vllm() -> Iterator[Finding]:
     vllm = installed()
     if vllm is None:
         cuda = torch.cuda.is_available()
-        do = f"by the plan, sampling takes 2 to 7 times as long without vLLM; {INSTALL_GPU}" if cuda else None
+        do = f"by our estimate, sampling takes 2 to 7 times as long without vLLM; {INSTALL_GPU}" if cuda else None
         yield Finding("vLLM", "warning" if cuda else "ok", "not installed: sampling uses transformers", do)
         return
     if not vllm.is_supported:
@@ -125,10 +125,10 @@ def _sandbox() -> Finding:
     if held.is_enforced:
         return Finding("sandbox", "ok", f"in force: {held}")
     do = (
-        "use a machine with Linux 6.2 or later; training on programs or procedural tasks is refused here, unless "
-        "--set reward.sandbox=weak, and so is reward.confine_functions"
+        "use a machine with Linux 6.2 or later; here, reward.confine_functions is refused, and training on programs or "
+        "procedural tasks needs --set reward.sandbox=weak"
     )
-    return Finding("sandbox", "warning", f"weak, this kernel lacks {held.lacking}; in force: {held}", do)
+    return Finding("sandbox", "warning", f"weak: this kernel lacks {held.lacking}; in force: {held}", do)
 
 
 def _hub() -> Finding:

@@ -38,8 +38,8 @@ def outlasts_vllm(config: RunConfig, *, has_steps: bool) -> bool:
 def ended_at_start(error: Explained) -> MachineFailure:
     """The error of a run that ends because vLLM has failed before its first step; see `outlasts_vllm`."""
     ways_on = (
-        "--engine auto goes on with other settings of vLLM and in the end without it; --engine transformers needs no vLLM, but "
-        "is slower"
+        "pass --engine auto explicitly to go on with other vLLM settings and in the end without vLLM; --engine transformers "
+        "needs no vLLM, but is slower"
     )
     hint = "; ".join(filter(None, [error.hint, ways_on]))
     ended = MachineFailure(f"vLLM has failed before the first step: {error.message}", hint)

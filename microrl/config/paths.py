@@ -48,7 +48,7 @@ def local_model(name: str) -> Path | None:
         if any(path.glob("pytorch_model*.bin")) and not any(path.glob("*.safetensors")):
             convert = "from transformers import AutoModelForCausalLM as M; M.from_pretrained('.').save_pretrained('.')"
             raise UserError(
-                f"{path} has its weights in pytorch_model.bin alone, which is not read: such a file can run code",
+                f"{path} has its weights only in pytorch_model.bin, which is not read: such a file can run code",
                 f'if you trust it, convert it to safetensors: (cd {quote(str(path))} && python -c "{convert}")',
             )
         return path

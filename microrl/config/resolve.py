@@ -273,7 +273,7 @@ def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
             known = None if isinstance(given, dict) and is_misspelled else _known_elsewhere(path, model, given)
             return UserError(f"unknown key `{key}`", known or did_you_mean(path[-1], model.model_fields))
         why = f"`{tag.default}` has no `{_shown(path[-1])}`"
-        own = f"a key of its own is loss.options.{_shown(path[-1])}" if model is CustomLossConfig else ""
+        own = f"set its own keys as loss.options.{_shown(path[-1])}" if model is CustomLossConfig else ""
         union: type[BaseModel] = RunConfig
         for part in path[:-2]:
             union = _section(union, part)

@@ -268,7 +268,7 @@ class RunConfig(Section):
     def _teacher_is_used(self) -> RunConfig:
         if self.has_stored_teacher and not self.sft.is_on:
             raise ValueError(
-                "a teacher's stored scores are learned by SFT, and there is none", "--sft-minutes M, or remove sft.only=false"
+                "a teacher's stored scores are learned by SFT, but SFT is off", "--sft-minutes M, or remove sft.only=false"
             )
         has_teacher = self.asked_teacher is not None
         if has_teacher and self.sft.only:

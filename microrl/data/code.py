@@ -59,7 +59,7 @@ def problem(row: Mapping[str, Any], question: str, tests: str) -> Problem:
     solution = next((plain(row[name]) for name in SOLUTION_COLUMNS if row.get(name)), None)
     entries = [] if not row.get(ENTRY_POINT) else [name.strip() for name in plain(row[ENTRY_POINT]).split(",")]
     if bad := next((name for name in entries if not name.isidentifier()), None):
-        raise BadRow(f"`{ENTRY_POINT}` is `{bad[:80]}`, which is no name of a function", "fix or remove the row")
+        raise BadRow(f"`{ENTRY_POINT}` is `{bad[:80]}`, which is not the name of a function", "fix or remove the row")
     try:
         if len(entries) == 1 and len(sources) == 1 and "check" in names(sources[0]).defined:
             return _humaneval(text, sources[0], entries[0], solution)

@@ -126,7 +126,7 @@ def _generated(wanted: list[str], config: DataConfig) -> list[dict[str, Any]]:
             f"generating the problems takes more than {PATIENCE_S:g} s", "fewer of them: --set data.problems=100"
         ) from None
     if done.returncode != 0:
-        raise UserError("reasoning-gym ended while it generated the problems", "try fewer tasks, to find the one")
+        raise UserError("reasoning-gym ended while it generated the problems", "try fewer tasks, to find the one at fault")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -102,7 +102,7 @@ def _conversation(row: Mapping[str, Any], where: str) -> Solution:
     prompts of training have that of `data.system`."""
     messages = json.loads(as_json(row))[MESSAGES]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise UserError(f"{where}: `{MESSAGES}` is no list of messages", "each has a `role` and a `content`")
+        raise UserError(f"{where}: `{MESSAGES}` is not a list of messages", "each has a `role` and a `content`")
     turns = [message for message in messages if message.get("role") != "system"]
     if not turns or turns[0].get("role") != "user" or not isinstance(turns[0].get("content"), str):
         return Solution("", "")

@@ -156,6 +156,6 @@ def _distinct(known: KnownDataset | None) -> Distinct | None:
 def _chosen_rows(rows: Iterable[Mapping[str, Any]], column: str, text: str, name: str) -> Iterator[Mapping[str, Any]]:
     for row in rows:
         if column not in row:
-            raise UserError(f"{name}: the data has no column `{column}`, which says what belongs to it", "download it again")
+            raise UserError(f"{name}: the data has no column `{column}`, by which its rows are chosen", "download it again")
         if text in str(row[column]):
             yield row

@@ -211,7 +211,7 @@ def episodes(config: RunConfig, tool_tokens: int) -> list[str]:
     """What the plan assumes of turns, where there is an environment."""
     if config.env.target is None:
         return []
-    about_tools = f"; about {tool_tokens} tokens of each prompt tell of the tools" if tool_tokens else ""
+    about_tools = f"; about {tool_tokens} tokens of each prompt describe the tools" if tool_tokens else ""
     return [
         "how often a model calls its tools is not known before a run: all turns of an episode and the tools' answers together "
         f"are assumed to reach {LENGTH_FRACTION:.0%} of the limit{about_tools}. The tools' own time, and reading earlier "
@@ -245,7 +245,7 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     saved_s = SAVED_ON_CPU * updates_s if work.device.is_cpu else updates_s
     if config.optim.compile and saved_s < COMPILE_S:
         saves = f"and saves about {saved_s:.0f} s" if work.device.is_cpu else f"and all updates take {updates_s:.0f} s"
-        remarks.append(f"optim.compile=true will not pay: compiling takes about {COMPILE_S:.0f} s, {saves}")
+        remarks.append(f"optim.compile=true will not pay off: compiling takes about {COMPILE_S:.0f} s, {saves}")
     price = config.budget.price
     if price is not None and work.device.usd_hour and not 0.75 <= price / work.device.usd_hour <= 1.33:
         remarks.append(

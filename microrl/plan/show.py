@@ -19,8 +19,8 @@ from microrl.terminal import counted, printable
 PIPE_WIDTH, WIDE, WIDEST = 120, 200, 10_000
 """Characters per line without a terminal, of a wide table, and where nothing is broken."""
 NAMES = (
-    "useful/h: groups (the completions of one prompt) with unequal rewards per hour of training steps, an assumption. merge, "
-    "swap: s/step with each way of weight sync; a run that may take both measures them in its first steps."
+    "useful/h: groups (the completions of one prompt) whose rewards differ, per hour of training steps; their share is assumed. "
+    "merge, swap: s/step with each way of weight sync; a run that may take both measures them in its first steps."
 )
 NOT_FITTING = "Where `fits` says `with`, the numbers are those without the change."
 UNITS = "GB are 10^9 bytes; the GB in a card's name are GiB."

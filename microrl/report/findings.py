@@ -44,16 +44,16 @@ EVENTS: dict[str, str] = {
     "guard": "",
     "rolled back": "",
     "failed": "find the cause in {path}/crash.log",
-    "sync check failed": "microrl guide engine says what may cause it",
+    "sync check failed": "`microrl guide engine` says what may cause it",
     "swap retried": "",
     "engine fallback": "",
-    "out of memory": "sample less at once: sampling.prompts_per_step, sampling.group_size or sampling.max_completion_tokens",
+    "out of memory": "lower sampling.prompts_per_step, sampling.group_size or sampling.max_completion_tokens in a new run",
     "disk full": "free space on the disk; the run goes on without what it could not write",
     "interrupted": "",
     "resumed": "",
     "bad checkpoint": "",
-    "evaluation cut": "give the run more time (--hours), or ask less: evaluation.problems, evaluation.samples, or "
-    "sampling.prompts_per_step if a step takes long",
+    "evaluation cut": "give the run more time (--hours), or lower evaluation.problems, evaluation.samples or, if a step "
+    "takes long, sampling.prompts_per_step",
     "checks killed": "allow answers more time (reward.deadline_s), or look at what hangs: microrl regrade",
     "episodes cut short": "after a timeout, make the tools faster or raise env.deadline_s; after signal 9, lower env.memory_gb "
     "or free memory; else run the tool by itself to see why it exits",
@@ -170,7 +170,7 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     few_right = counts_accuracy and accuracy is not None and accuracy < FEW_RIGHT and not is_clear
     if few_right:
         share = f"{accuracy:.1%} of the answers were" if accuracy else "not one answer was"
-        said = f"{share} right in {counted(len(history.rows), 'step')}: the updates rewarded other parts of the reward"
+        said = f"{share} right in {counted(len(history.rows), 'step')}: the updates came from other parts of the reward"
         yield Finding("few right answers", said + answered(history), advice_on("wrong", history), is_serious=True)
     at_first = [row.get("reward/accuracy") or 0.0 for row in history.rows[:FIRST_STEPS]]
     start = math.fsum(at_first) / len(at_first)
@@ -189,7 +189,7 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     useful = history.mean("groups/useful")
     if useful is not None and useful < FEW_USEFUL and accuracy and not (has_teacher or few_right) and start <= MOST_RIGHT:
         cause: idle.Cause = "right" if accuracy >= MOSTLY else "wrong"
-        differ = f"on average {useful:.0%} of the groups have differing rewards, and only these teach"
+        differ = f"on average {useful:.0%} of the groups have differing rewards, and only these give a gradient"
         advice = advice_on(cause, history)
         yield Finding("few useful groups", f"{differ}; {accuracy:.0%} of the answers are right", advice, not is_clear)
 
@@ -229,9 +229,9 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
         advice = _for_more_updates(history, by_rl if count >= FEW_UPDATES else count, is_cut=is_cut) if is_done else ""
         only = "only " if count < FEW_UPDATES else ""
         if only:
-            few = "more of them may gain more" if is_clear else f"at least {FEW_UPDATES} are needed to expect an effect"
+            few = "more updates may gain more" if is_clear else f"at least {FEW_UPDATES} are needed to expect an effect"
         else:
-            few = "the gain may be SFT's alone" if is_clear else "too few by reinforcement learning to expect an effect of it"
+            few = "the gain may be SFT's alone" if is_clear else "too few by reinforcement learning for it to have an effect"
         yield Finding("few updates", f"{only}{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear)
     hours = ended.hours_budget if ended is not None else None
     if ended is not None and is_done and bound is None and hours and ended.hours_spent < (1 - UNUSED) * hours:
@@ -240,7 +240,7 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
         step = f"a further step of up to {max(steps_s):.0f} s" if steps_s else "a further step"
         smaller = f"make steps smaller ({'sft.batch' if only_sft else 'sampling.prompts_per_step'}), "
         if evaluation_s > 0.1 * left * 3600:  # what was kept for it is at least as much
-            step += " and what was kept for the final evaluation"
+            step += " plus the time kept for the final evaluation"
             smaller += "make the final evaluation shorter (evaluation.problems, evaluation.samples), "
         said = f"{time_in_words(left)} of {time_in_words(hours)} were left: too short for {step}"
         yield Finding("budget unused", said, f"{smaller}or raise --hours")
@@ -262,7 +262,7 @@ def _form_or_length(history: History) -> Iterator[Finding]:
     )
     advice = []
     if form > 0:
-        advice.append("ask for the form more clearly (data.system) and evaluate the base again: it may reach as much untrained")
+        advice.append("ask for the form more clearly (data.system) and evaluate the base again: it may do as well untrained")
     if parts.length.mean > 0 and isinstance(limit, int):
         base = history.setting("model.name")
         tokens = f"--max-tokens {limit},{4 * limit}"

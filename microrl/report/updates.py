@@ -20,10 +20,10 @@ LOWER = "start a new run with a lower {rate}, for example a tenth of it"
 RULES = {
     "truncated": f"{LOWER}, or raise sampling.max_completion_tokens (now {{limit}})",
     "length_drift": "look at the completions; reward.overlong penalises long ones",
-    "useful_groups": "take other questions: harder ones where most answers are right, else easier ones",
-    "learning": "train longer (--hours, --steps), raise {rate}, or take easier questions",
+    "useful_groups": "use other questions: harder if most answers are right, easier if most are wrong",
+    "learning": "train longer (--hours, --steps), raise {rate}, or use easier questions",
     "rate": "raise adapter.alpha, or choose another adapter: with this one, no rate moves the policy",
-    "kl_sampler": "microrl guide engine says why engine and trainer may differ",
+    "kl_sampler": "`microrl guide engine` says why engine and trainer may differ",
 }
 """By rule of the guard; for those that are not here, and for collapsed runs, `LOWER`."""
 
@@ -38,7 +38,7 @@ def updates_said(history: History, count: int) -> str:
     """The number of `updates` in words."""
     sft = history.sft_steps
     of_sft = (", by SFT" if count == 1 else ", all by SFT" if sft == count else f", {sft} of them by SFT") if sft else ""
-    return f"{counted(count, 'update')}{' that the guard has left' if history.undone() else ''}{of_sft}"
+    return f"{counted(count, 'update')}{' not undone by the guard' if history.undone() else ''}{of_sft}"
 
 
 def cause_of(history: History, row: idle.Row) -> idle.Cause | None:

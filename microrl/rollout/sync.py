@@ -62,7 +62,7 @@ class SyncChoice:
         slope = reading.slope
         if failure is None and slope is not None and LOWEST_SLOPE <= slope <= HIGHEST_SLOPE:
             return None
-        why = failure or ("its slope is not measurable" if slope is None else f"its slope is {slope:.3f}")
+        why = failure or ("the check's slope is not measurable" if slope is None else f"the check's slope is {slope:.3f}")
         self._least_change = GROWTH * reading.change
         return (
             f"not merging yet ({why}): sampling with swap; merging is tried again once the update has changed the "

@@ -136,7 +136,7 @@ class RunFolder:
                     files.open_regular(path, os.O_RDWR).close()
             self._lock = locks.take((path := self.path) / LOCK)
         except locks.Held as error:
-            owner = f" ({error.owner})" if error.owner else ""
+            owner = f" (PID {error.owner})" if error.owner else ""
             hint = "wait for it, stop it, or choose another folder: --out DIR"
             raise UserError(f"another process{owner} is training in {self.path}", hint) from None
         except OSError as error:

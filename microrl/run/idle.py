@@ -28,7 +28,7 @@ class Reason(NamedTuple):
     advice: str
 
 
-EASIER = "take easier questions, a larger model, or teach it by SFT first (sft.steps)"
+EASIER = "use easier questions or a larger model, or start with SFT (sft.steps)"
 REASONS: dict[Cause, Reason] = {
     "no reward": Reason(
         "no completion has a reward, because a reward function gave no value",
@@ -43,8 +43,8 @@ REASONS: dict[Cause, Reason] = {
     ),
     "format": Reason(
         "{reward/accuracy:.0%} of the answers are right, and {reward/format:.0%} of the completions have the format",
-        "teach the format by SFT first (sft.steps), ask questions as the model knows them, or take a model that follows "
-        "instructions; how answers are read: microrl regrade {run}",
+        "teach the format by SFT first (sft.steps), phrase questions in a way the model knows, or use a model that follows "
+        "instructions; how answers are read: `microrl regrade {run}`",
     ),
     "right": Reason(
         "{reward/accuracy:.0%} of the answers are right, so there is nothing left to learn from them",
@@ -55,8 +55,8 @@ REASONS: dict[Cause, Reason] = {
         f"compare the answers with those of the data (microrl regrade {{run}}); if the data is right, {EASIER}",
     ),
     "equal": Reason(
-        "within each group all completions that count have the same reward",
-        "sample more completions a question (sampling.group_size, now {sampling/group_size}), or take a reward that differs more",
+        "within each group, all completions not left out have the same reward",
+        "sample more completions per question (sampling.group_size, now {sampling/group_size}), or use a reward that varies more",
     ),
 }
 _KEYS = ("sampling.max_completion_tokens", "sampling.group_size")
@@ -129,5 +129,5 @@ def advice(cause: Cause, setting: Setting, row: Row, run: Any) -> str:
     names = " or ".join(f"`{name}`" for name in custom_parts(row))
     if cause == "equal" and names:
         key = "sampling.group_size" if setting("reward.accuracy_weight") else "reward.accuracy_weight"
-        return f"let {names} tell the completions of a question apart, or raise {key} (now {setting(key)})"
+        return f"make {names} score a question's completions differently, or raise {key} (now {setting(key)})"
     return REASONS[cause].advice.format_map(values)

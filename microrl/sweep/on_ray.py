@@ -125,7 +125,7 @@ def _connected(address: str, show: Display) -> Iterator[None]:
         if not address:
             hint = "try `ray start --head`, which shows the cause"
             raise UserError(f"cannot use or start Ray on this machine: {shown}", hint) from None
-        hint = "check address and port (10001 is Ray's default for clients); Python and Ray must be of the cluster's versions"
+        hint = "check address and port (10001 is Ray's default for clients); Python and Ray must match the cluster's versions"
         if HUNG in shown:
             hint = "try again, or start the cluster with GRPC_ENABLE_FORK_SUPPORT=0: its server for clients may hang otherwise"
         raise UserError(f"cannot connect to a Ray cluster at {address}: {shown}", hint) from None
@@ -157,7 +157,7 @@ def _refuse_what_no_node_has(cpus: int | None) -> None:
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if cpus is None and not any(node.get("GPU", 0) >= 1 for node in nodes):
-        raise UserError("no node of the Ray cluster has a GPU", "train on processors: --cpus 2, or add a node with a GPU")
+        raise UserError("no node of the Ray cluster has a GPU", "train on CPU cores: --cpus 2, or add a node with a GPU")
     most = max((int(node.get("CPU", 0)) for node in nodes), default=0)
     if cpus is not None and cpus > most:
         raise UserError(f"no node of the Ray cluster has {cpus} CPUs", f"--cpus {most} or less")

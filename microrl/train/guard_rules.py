@@ -234,9 +234,7 @@ RULES: dict[str, Rule] = {
     ),
     "entropy_drop": Rule(
         _entropy_drop,
-        _says(
-            "entropy has lost {value:.1%} of its value at the first step, with {row[reward/accuracy]:.0%} of the answers right"
-        ),
+        _says("entropy has fallen by {value:.1%} since the first step, with {row[reward/accuracy]:.0%} of the answers right"),
         action="warn",
     ),
     "length_drift": Rule(

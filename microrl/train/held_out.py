@@ -48,7 +48,7 @@ def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
         then = result.sampling
         raise BadFile(
             f"{path} was measured with different settings: with {then.group_size} samples of up to {then.max_tokens} tokens at "
-            f"temperature {then.temperature:g}, top_p {then.top_p:g}, seeds {result.seed} and {result.question_seed}",
+            f"temperature {then.temperature:g}, top_p {then.top_p:g}, seed {result.seed}, question seed {result.question_seed}",
             hint,
         )
     return result

@@ -28,7 +28,7 @@ RECORD = "teacher.json"
 """Of the teacher's update, in the run folder."""
 COMPARED = 8
 """Questions whose prompts are compared."""
-RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, distilling from such a teacher ended below GRPO"
+RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, distilling from such a teacher was less accurate than GRPO"
 
 
 def load_teacher(
@@ -65,7 +65,10 @@ def load_teacher(
     folder.event("teacher", f"{name}: {how}")
     console.note(f"teacher {name}: {how}")
     others = source.other_prompts(config)
-    for said in (RAW if not source.is_rl else "", f"the teacher was trained on other prompts: {others} differ" if others else ""):
+    for said in (
+        RAW if not source.is_rl else "",
+        f"the teacher was trained on other prompts (different: {others})" if others else "",
+    ):
         if said:
             folder.event("warning", said)
             console.note(f"warning: {said}")

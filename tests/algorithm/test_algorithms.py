@@ -213,7 +213,7 @@ def test_a_whole_run_with_it_repeats_its_training_by_its_record_alone(folder, in
     [
         ("nowhere_at_all:Cispo", "the algorithm `nowhere_at_all:Cispo` cannot be imported: there is no module `nowhere_at_all`"),
         ("{name}:Cispa", "has no algorithm `Cispa`"),
-        ("{name}:NoAlgorithm", "is no algorithm"),
+        ("{name}:NoAlgorithm", "is not an algorithm"),
         ("cispoo", "--loss cannot be `cispoo`"),
     ],
 )
@@ -232,4 +232,4 @@ def test_a_key_of_a_custom_algorithm_is_sent_to_its_options(folder):
     for key in ("floor", "ratio_cap"):  # nobody's, and another loss's
         with pytest.raises(UserError) as raised:
             resolve((), {"loss.kind": f"{folder.name}:Cispo"}, [f"loss.{key}=2"])
-        assert raised.value.hint.startswith(f"a key of its own is loss.options.{key}; ")
+        assert raised.value.hint.startswith(f"set its own keys as loss.options.{key}; ")

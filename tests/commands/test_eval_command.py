@@ -292,7 +292,7 @@ def test_what_is_asked_of_weights_that_name_no_data_is_said(inside, model_folder
     for more, is_said in ((["--set", f"data.name={data_file}"], True), (["--data", data_file], False)):
         done = inside("eval", model_folder, *more, *limits)
         assert done.returncode == 0, done.stderr
-        assert (f"the problems held out of {data_file} are asked; for others, --data FILE" in done.stderr) == is_said
+        assert (f"evaluated on problems held out of {data_file}; for others, pass --data FILE" in done.stderr) == is_said
 
 
 def test_a_model_with_few_positions_is_evaluated_where_the_prompts_fit(inside, model_folder, tmp_path):

@@ -311,7 +311,7 @@ def test_a_second_process_is_refused(microrl, learning, tmp_path):
     second = microrl("train", "--resume", out)
     process.kill()
     process.communicate()
-    assert second.returncode == 2 and f"another process ({process.pid}) is training" in second.stderr, second.stderr
+    assert second.returncode == 2 and f"another process (PID {process.pid}) is training" in second.stderr, second.stderr
     assert "hint:" in second.stderr
 
 

@@ -67,7 +67,7 @@ SLIPS = {
     ),
     "qlora": ("plan --adapter qlora", "did you mean `--set model.quant=nf4`?", "plan --set model.quant=nf4 --gpu a40"),
     "--model of what is evaluated": ("eval --model runs/x", "it is given without an option: `", "guide evaluation"),
-    "--gpu": ("train quickstart --gpu 0", "CUDA_VISIBLE_DEVICES=1 before `microrl` takes another", "guide quickstart"),
+    "--gpu": ("train quickstart --gpu 0", "to use another, put CUDA_VISIBLE_DEVICES=1 before `microrl`", "guide quickstart"),
     "--num-train-epochs": (
         "train quickstart --num-train-epochs 3",
         "a run ends by --steps N or --hours H",
@@ -146,7 +146,7 @@ def test_weights_in_a_pickle_are_converted_by_the_command_of_the_hint(model_fold
     weights = AutoModelForCausalLM.from_pretrained(model_folder).state_dict()
     torch.save(weights, folder / "pytorch_model.bin")
     done = in_process("eval", folder, "--data", "arithmetic")
-    assert done.returncode == 2 and "pytorch_model.bin alone, which is not read: such a file can run code" in done.stderr
+    assert done.returncode == 2 and "only in pytorch_model.bin, which is not read: such a file can run code" in done.stderr
     command = re.findall(r"\(cd .*\)$", done.stderr, re.MULTILINE)[0].replace("python", sys.executable, 1)
     subprocess.run(command, shell=True, check=True, capture_output=True)
     saved = load_file(folder / "model.safetensors")

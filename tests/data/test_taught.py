@@ -202,7 +202,7 @@ def test_answers_to_other_data_are_learned_and_it_is_said(folder, train, wares, 
     [
         (["--sft-data", "other.jsonl"], "and --sft-data names another: other.jsonl", "leave one of them out"),
         (["--loss", "distill"], "--loss distill needs a teacher in memory, not stored scores", "remove --loss"),
-        (["--set", "sft.only=false", "--set", "sft.steps=none"], "are learned by SFT, and there is none", "--sft-minutes"),
+        (["--set", "sft.only=false", "--set", "sft.steps=none"], "are learned by SFT, but SFT is off", "--sft-minutes"),
         (["--set", "distill.reward_weight=1"], "distill.reward_weight has no effect with --loss grpo", "remove it"),
         (
             ["--set", "sft.steps=none", "--control", "shuffle"],

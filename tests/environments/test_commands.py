@@ -171,7 +171,7 @@ def test_a_plan_counts_the_tools_in_every_prompt_and_says_what_it_leaves_out():
     plain = json.loads(in_process(*asked).stdout)
     told = json.loads(in_process(*asked, "--env", "made_tools:Calculator", cwd=HELPERS).stdout)
     (note,) = told["notes"]
-    count = int(re.search(r"about (\d+) tokens of each prompt tell of the tools", note)[1])
+    count = int(re.search(r"about (\d+) tokens of each prompt describe the tools", note)[1])
     assert 60 < count < 120 and "not included" in note and not plain["notes"]
     assert told["step_parts_s"]["update"] > plain["step_parts_s"]["update"] and told["step_s"] > plain["step_s"]
     several = in_process("plan", "quickstart", "--steps", 10, "--env", "made_tools:Calculator", cwd=HELPERS)
@@ -181,7 +181,7 @@ def test_a_plan_counts_the_tools_in_every_prompt_and_says_what_it_leaves_out():
 def test_the_plan_of_an_evaluation_says_it_too(told_folder, data_file):
     asked = ["eval", told_folder, "--data", data_file, "--env", "made_tools:Calculator", "--dry-run"]
     done = in_process(*asked, cwd=HELPERS)
-    assert done.returncode == 0 and "tokens of each prompt tell of the tools" in done.stdout
+    assert done.returncode == 0 and "tokens of each prompt describe the tools" in done.stdout
 
 
 @pytest.mark.slow

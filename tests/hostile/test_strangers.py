@@ -388,7 +388,7 @@ def test_an_adapter_in_a_model_folder_and_pickled_weights_are_refused(inside, mo
     (model / "model.safetensors").unlink()
     (model / "pytorch_model.bin").write_bytes(pickle.dumps(Marker(marker)))
     done = inside("eval", model, "--data", data_file)
-    assert done.returncode == 2 and "pytorch_model.bin alone, which is not read" in done.stderr and "hint: " in done.stderr, (
+    assert done.returncode == 2 and "only in pytorch_model.bin, which is not read" in done.stderr and "hint: " in done.stderr, (
         done.stderr
     )
     assert not marker.exists()

@@ -214,5 +214,5 @@ def test_the_plan_says_where_compiling_will_not_pay(preset, device, few, many):
         return [text for text in planned(preset, device=device, sets=sets).notes if "optim.compile" in text]
 
     (note,) = said(few, "true")
-    assert note.startswith("optim.compile=true will not pay: compiling takes about 47 s, and ")
+    assert note.startswith("optim.compile=true will not pay off: compiling takes about 47 s, and ")
     assert said(many, "true") == said(few, "false") == []

@@ -184,7 +184,7 @@ def test_starvation_is_named(tmp_path):
     assert judge(starved).sentences[-1].endswith("in this run, training helped; it had 9 updates, 6 of them by SFT.")
     timed["sft"] = sft | {"steps": 77}
     (one,) = judge(history(tmp_path / "mostly SFT", steps=5, rows={"time/step": 720.0}, **timed, **unclear)).findings
-    assert one.message == "82 updates, 77 of them by SFT: too few by reinforcement learning to expect an effect of it"
+    assert one.message == "82 updates, 77 of them by SFT: too few by reinforcement learning for it to have an effect"
     assert "--hours 4 (now 1)" in one.advice and "sft.minutes" not in one.advice
     for count, said in ((3, "only 3 updates, all by SFT: at least"), (1, "only 1 update, by SFT: at least")):
         few = history(tmp_path / f"{count} of SFT", steps=1, sft=sft | {"steps": count}, **unclear)
@@ -200,7 +200,7 @@ def test_starvation_is_named(tmp_path):
     assert "steps cut" in kinds(history(tmp_path / "steps", config={"budget.steps": 120}, **unclear))
     sft = {"steps": 4, "seconds": 1.0, "first_loss": 2.0, "last_loss": 1.0}
     (clear,) = judge(history(tmp_path / "few, but clear", steps=5)).findings
-    assert (clear.kind, clear.is_serious) == ("few updates", False) and "more of them may gain more" in clear.message
+    assert (clear.kind, clear.is_serious) == ("few updates", False) and "more updates may gain more" in clear.message
     found = judge(history(tmp_path / "sft", config={"sft.steps": 32, "sft.minutes": 2.0}, sft=sft, **unclear))
     (one,) = [one for one in found.findings if one.kind == "SFT cut"]
     assert "only 4 of 32 SFT steps" in one.message and "sft.minutes (now 2)" in one.advice and found.updates == 44
@@ -213,7 +213,7 @@ def test_starvation_is_named(tmp_path):
     assert one.advice == "make steps smaller (sampling.prompts_per_step), or raise --hours", "no evaluation takes as long"
     long.evaluations["held-out-after"] = {"seconds": 300.0}
     (one,) = [one for one in judge(long).findings if one.kind == "budget unused"]
-    assert one.message.endswith("and what was kept for the final evaluation") and "evaluation.problems" in one.advice
+    assert one.message.endswith("plus the time kept for the final evaluation") and "evaluation.problems" in one.advice
     assert "budget unused" not in kinds(
         history(tmp_path / "used", config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)
     )
@@ -348,7 +348,7 @@ def test_a_reward_that_never_differs_is_named(tmp_path):
     found = history(tmp_path, rows=rows, config={"reward.accuracy_weight": 0.0}, **gained(UNCLEAR))
     (one,) = [one for one in judge(found).findings if one.kind == "no update"]
     assert "the same reward (on average `ones` gave 1)" in one.message
-    assert one.advice == "let `ones` tell the completions of a question apart, or raise reward.accuracy_weight (now 0.0)"
+    assert one.advice == "make `ones` score a question's completions differently, or raise reward.accuracy_weight (now 0.0)"
 
 
 def test_where_no_answer_is_right_one_is_shown_beside_the_gold_one(tmp_path):
@@ -520,7 +520,7 @@ def test_the_page_says_where_the_gain_comes_from(tmp_path, monkeypatch, is_store
     monkeypatch.setattr(figures, "FIGURES", [spec])
     text = page([answered(make(tmp_path / "run", steps=30), FORM, TRAINED, is_stored=is_stored)])
     assert "Where does the gain come from?" in text and 'data-figure="gain-parts"' in text
-    assert "With answers in any form counted, the base has 80.0 %; the trained model, as judged, 70.0 %" in text
+    assert "Counting right answers in any form, the base has an accuracy of 80.0 %; the trained model, as judged, 70.0 %" in text
     assert "the base 50.0 % (20 of 40), the trained model 70.0 % (70 of 100)" in text
     assert "<b>mostly form or length</b>" in text
 

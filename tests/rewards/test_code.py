@@ -218,7 +218,7 @@ def test_files_of_both_forms(tmp_path):
         ({"text": "", "test_list": ["assert f(1)"]}, "row 2: `text` is empty"),
         ({"text": "x", "test_list": [5]}, "row 2: its tests use nothing"),
         ({"text": "x", "test_list": [{}]}, "row 2: a cell is an object with 0 keys"),
-        ({"text": "x", "test_list": ["assert f(1)"], "entry_point": "f()"}, "which is no name of a function"),
+        ({"text": "x", "test_list": ["assert f(1)"], "entry_point": "f()"}, "which is not the name of a function"),
         ({"text": "\ud800", "test_list": ["assert f(1)"]}, "half a surrogate pair"),
     ],
 )

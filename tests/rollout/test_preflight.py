@@ -113,7 +113,7 @@ def test_what_cannot_be_swapped_is_merged(flags, mode):
         (Installed("vllm", "0.25.1"), True, {}, "too old", "pip install"),
         (Installed("vllm", "0.34.0rc1"), True, {}, "too new: versions 0.26 to 0.33", "pip install"),
         (GPU_BUILD, False, {}, "no CUDA device", "nvidia-smi"),
-        (GPU_BUILD, True, {"adapter.rank": 513, "engine.sync": "swap"}, "up to rank 512", "engine.sync=merge"),
+        (GPU_BUILD, True, {"adapter.rank": 513, "engine.sync": "swap"}, "of rank 512 or less", "engine.sync=merge"),
         (
             GPU_BUILD,
             True,

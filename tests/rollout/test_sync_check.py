@@ -188,8 +188,8 @@ def test_auto_never_merges_what_it_cannot_measure():
 @pytest.mark.parametrize(
     ("bad", "failure", "says"),
     [
-        (reading(slope=0.79), None, "its slope is 0.790"),
-        (reading(slope=1.26), None, "its slope is 1.260"),
+        (reading(slope=0.79), None, "the check's slope is 0.790"),
+        (reading(slope=1.26), None, "the check's slope is 1.260"),
         (reading(slope=None), None, "not measurable"),
         (reading(), "`x` in vLLM's memory is not the trainer's", "`x` in vLLM's memory"),
     ],

@@ -199,7 +199,7 @@ def test_before_the_first_step_a_run_ends_unless_auto_was_typed(tiny_arguments, 
     plan.write_text(json.dumps([{"at": "starting"}]))
     done = processes.run([sys.executable, SCRIPT, plan, "train", *tiny_arguments, "--steps", 3, "--out", tmp_path / "run"])
     assert done.returncode == 1 and "vLLM has failed before the first step: vLLM failed while starting" in done.stderr
-    assert "--engine auto goes on with other settings" in done.stderr and not (tmp_path / "run").exists()
+    assert "pass --engine auto explicitly to go on" in done.stderr and not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
