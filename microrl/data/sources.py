@@ -86,7 +86,7 @@ def hub_id(name: str) -> str:
         return known.hub_id
     if Path(name).is_file() or name.startswith(("/", ".", "~")):
         raise UserError(
-            f"{name} is no file of a known type", "pass a .jsonl, .json, .csv or .parquet file, or a folder of such files"
+            f"{name} is not a file of a known type", "pass a .jsonl, .json, .csv or .parquet file, or a folder of such files"
         )
     if "/" not in name:
         raise UserError(

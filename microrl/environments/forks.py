@@ -47,7 +47,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def refuse_other(loaded: Any, unusable: Callable[..., Exception]) -> None:
     """Raise `unusable` for what is no environment class, with the line to write; no instance is needed for that."""
     if not inspect.isclass(loaded):
-        raise unusable(f"it is no class, but of type {type(loaded).__name__}", hint="name a class: --env MODULE:CLASS")
+        raise unusable(f"it is not a class, but of type {type(loaded).__name__}", hint="name a class: --env MODULE:CLASS")
     if not inspect.isfunction(getattr(loaded, "reset", None)):
         raise unusable("it has no method `reset`", hint="write: def reset(self, **row) -> str | None")
     names = tool_names(loaded)

@@ -76,7 +76,7 @@ def read_lines(path: Path, notes: list[str], most: int = MAX_LINES) -> Iterator[
     try:
         for number, text in enumerate(islice(files.read_lines(path), most), 1):
             if (line := files.json_object(text)) is None:
-                raise BadFile(f"{path} is damaged: line {number} is no JSON object")
+                raise BadFile(f"{path} is damaged: line {number} is not a JSON object")
             if line.get("question") != question or line.get("prompt"):
                 prompt, question = str(line.get("prompt") or ""), line.get("question")
             yield line | {"prompt": prompt}

@@ -256,5 +256,5 @@ def test_a_file_does_not_hide_the_known_data_set_of_its_name(tmp_path, monkeypat
     for name in ("gsm8k", "other"):
         (tmp_path / name).write_text("")
     assert sources.hub_id("gsm8k") == "openai/gsm8k"
-    with pytest.raises(UserError, match="other is no file of a known type"):
+    with pytest.raises(UserError, match="other is not a file of a known type"):
         sources.hub_id("other")

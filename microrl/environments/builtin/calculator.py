@@ -50,7 +50,7 @@ def _value(node: ast.expr, source: str) -> Fraction:
     """The value of a part of an expression. Raises ValueError for what is no arithmetic, and for numbers that are too large."""
     match node:
         case ast.Constant(value=bool() | complex() | str() | bytes() | None):
-            raise ValueError(f"`{ast.unparse(node)}` is no number")
+            raise ValueError(f"`{ast.unparse(node)}` is not a number")
         case ast.Constant(value=int(number)):
             value = Fraction(number)
         case ast.Constant(value=float(number)):

@@ -140,7 +140,7 @@ def _checked(reply: dict[str, Any], count: int) -> list[Any] | str:
     values = reply.get("values")
     if not isinstance(values, list) or len(values) != count:
         return f"its process sent no list of {count} values"
-    return [value if _is_value(value) else {"bad": "its process sent something that is no number"} for value in values]
+    return [value if _is_value(value) else {"bad": "its process sent something that is not a number"} for value in values]
 
 
 def _is_value(value: Any) -> bool:
