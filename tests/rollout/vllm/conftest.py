@@ -6,18 +6,29 @@ from microrl.types import BASE
 
 
 @pytest.fixture(scope="session")
-def served(tokenizer):
+def _made():
+    """The engine that `served` has made, in a list."""
+    made = []
+    yield made
+    for one in made:
+        one.engine.close()
+
+
+@pytest.fixture
+def served(_made, tokenizer):
     """The engine that these files share: on a GPU a process has one.
 
-    A test between theirs that needs another one runs it in another process: taken down, it takes this one's groups with it.
+    Another one in this process that is taken down, as some tests have on a CPU, takes this one's groups with it: then it is made
+    anew, so that tests may run in any order.
     """
+    from vllm.distributed.parallel_state import model_parallel_is_initialized
     from vllm_served import Served
 
-    made = Served(tokenizer)
-    with made.engine.awake(BASE):  # the first time it calibrates its probe
-        assert [kind for kind, *_ in made.events] == ["probe calibrated"]
-    yield made
-    made.engine.close()
+    if not (_made and model_parallel_is_initialized()):
+        _made[:] = [made := Served(tokenizer)]
+        with made.engine.awake(BASE):  # the first time it calibrates its probe
+            assert [kind for kind, *_ in made.events] == ["probe calibrated"]
+    return _made[0]
 
 
 @pytest.fixture(autouse=True)
