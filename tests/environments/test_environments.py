@@ -281,7 +281,7 @@ def test_a_process_that_is_killed_is_started_again():
         ("NoArgument", "hint: below `Args:`, write: a: What it is."),
         ("Shadows", "defines `add` twice"),
         ("DoneMethod", "hint: write @property above"),
-        ("SEEN", "no class"),
+        ("SEEN", "not a class"),
         ("Nowhere", "has no class `Nowhere`"),
     ],
 )
