@@ -270,7 +270,9 @@ def test_usage_errors_come_fast_and_without_torch():
             "train quickstart --data other.csv --dry-run", "cannot tell which column is the question", marks=pytest.mark.slow
         ),
         pytest.param("train quickstart --data nothing", "unknown data set `nothing`", marks=pytest.mark.slow),
-        pytest.param("train quickstart --data /etc/hostname", "is not a file of a known type", marks=pytest.mark.slow),
+        pytest.param(
+            "train quickstart --data /etc/hostname", "/etc/hostname is not a file of a known type", marks=pytest.mark.slow
+        ),
         ("eval quickstart --data nowhere.jsonl", "there is no data file"),
         pytest.param("eval quickstart --base nothing", "there is no model `nothing`", marks=pytest.mark.slow),
         pytest.param("bench step --model nothing", "there is no model `nothing`", marks=pytest.mark.slow),

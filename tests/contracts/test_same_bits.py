@@ -1,5 +1,6 @@
 """The same seed gives the same bits: with several threads, uneven groups and busy cores."""
 
+import itertools
 import json
 import os
 import shutil
@@ -181,12 +182,13 @@ def microrl(count, *arguments):
 @pytest.mark.parametrize(
     ("seed", "loss", "count", "kill_at"),
     [
-        *((40 + number, loss, count, None) for number, (loss, count) in enumerate(zip(LOSSES, (2, 4, 2, 4)))),
-        *((60 + number, loss, count, 3 + 2 * number) for number, (loss, count) in enumerate(zip(LOSSES, (4, 2, 4, 2)))),
+        (31, "grpo", 2, None),
+        *((seed, loss, count, None) for seed, (loss, count) in enumerate(itertools.product(LOSSES, (2, 4)), start=40)),
+        *((seed, loss, 2, 3 + seed % 7) for seed, loss in enumerate(LOSSES, start=60)),
+        *((seed, "grpo", 2, None) for seed in range(70, 77)),
     ],
 )
 def test_two_runs_of_one_seed_are_equal_on_busy_cores(tmp_path, seed, loss, count, kill_at):
-    """Two minutes each: what repeats the same sums a hundred times is `test_gradients_are_the_same_every_time`."""
     train(tmp_path / "a", seed, loss, count)
     train(tmp_path / "b", seed, loss, count, kill_at=kill_at)
     assert traces(tmp_path / "a") == traces(tmp_path / "b")
@@ -203,7 +205,8 @@ def test_two_short_runs_of_one_seed_are_equal(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("busy_cores")
-def test_two_sweeps_are_equal_on_busy_cores(tmp_path, seed=80):
+@pytest.mark.parametrize("seed", [80, 81])
+def test_two_sweeps_are_equal_on_busy_cores(tmp_path, seed):
     """Though one of them evaluates the base model for trials of which another is the first."""
     for name, ranks in (("a", "2,8"), ("b", "8,2")):
         microrl(2, "sweep", "quickstart", "--ranks", ranks, "--seeds", seed, "--steps", 6, "--out", tmp_path / name)
@@ -214,7 +217,8 @@ def test_two_sweeps_are_equal_on_busy_cores(tmp_path, seed=80):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("busy_cores")
-def test_two_evaluations_are_equal_on_busy_cores(tmp_path, seed=90):
+@pytest.mark.parametrize("seed", [90, 91])
+def test_two_evaluations_are_equal_on_busy_cores(tmp_path, seed):
     microrl(2, "train", "quickstart", "--seed", seed, "--steps", 2, "--set", "budget.hours=1", "--out", tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for name in ("a", "b"):
@@ -226,7 +230,8 @@ def test_two_evaluations_are_equal_on_busy_cores(tmp_path, seed=90):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("busy_cores")
-def test_two_runs_of_sft_alone_are_equal_on_busy_cores(tmp_path, seed=100):
+@pytest.mark.parametrize("seed", [100, 101])
+def test_two_runs_of_sft_alone_are_equal_on_busy_cores(tmp_path, seed):
     found = []
     for name in ("a", "b"):
         words = ["--seed", seed, "--set", "sft.only=true", "--set", "sft.steps=24", "--set", "budget.hours=1"]
