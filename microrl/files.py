@@ -97,7 +97,7 @@ def refuse_hard_links(path: Path, status: os.stat_result) -> None:
     """Raise BadFile where the file at `path` is one under another name, too: whoever writes here would change it there."""
     if status.st_nlink > 1:
         raise BadFile(
-            f"{path} is a hard link: its content has {status.st_nlink} names, and writing would change them all",
+            f"{path} is a hard link: writing would change the file under all its {status.st_nlink} names",
             f"make it a separate copy: cp {path} {path}.own && mv {path}.own {path}",
         )
 

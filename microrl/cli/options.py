@@ -44,7 +44,7 @@ class Setting(NamedTuple):
 SETTINGS = {
     "model": Setting("model.name", str, MODEL_HELP, "the preset's, else Qwen2.5-1.5B-Instruct"),
     "rank": Setting(
-        "adapter.rank", int, "Adapter rank. The update is scaled by alpha / rank; set alpha with --set adapter.alpha=A.",
+        "adapter.rank", int, "Adapter rank. LoRA's update is scaled by alpha / rank; set alpha with --set adapter.alpha=A.",
         "the preset's, else 64 (tinylora: 2)",
     ),
     "hours": Setting(
@@ -61,8 +61,8 @@ SETTINGS = {
     ),
     "teacher": Setting(
         "distill.teacher", str, "Distil on-policy from this teacher (sets --loss distill): a model, a run, its best/, or an "
-        "adapter folder in PEFT's format; none: no teacher. Or a folder written by `microrl teach`: SFT on its stored scores; "
-        "with --sft-minutes, RL follows.",
+        "adapter folder in PEFT's format. A folder written by `microrl teach`: SFT on its stored scores; with --sft-minutes, RL "
+        "follows. none: no teacher.",
         "the preset's, else none", "MODEL|RUN|FOLDER",
     ),
     "data": Setting(

@@ -62,14 +62,14 @@ TRL_DEFAULTS: dict[str, Any] = {
 TRL_REWARDS = {"accuracy_reward": "reward.accuracy_weight", "think_format_reward": "reward.format_weight"}
 """Our weights of what TRL's functions reward."""
 INSTEAD = {
-    "gpu": "the first visible GPU is used (`microrl doctor`); to use another, put CUDA_VISIBLE_DEVICES=1 before `microrl`",
+    "gpu": "the first visible GPU is used (see `microrl doctor`); to use another, put CUDA_VISIBLE_DEVICES=1 before `microrl`",
     "epochs": "a run ends by --steps N or --hours H; an epoch has (questions / sampling.prompts_per_step) steps",
     "use_vllm": "by default vLLM is used on a GPU where it is installed; --engine vllm, or --engine transformers for none",
     "enforce_eager": "the opposite is `engine.cuda_graphs`: --set engine.cuda_graphs=false",
     "gpu_memory_utilization": "the share follows from the plan; `engine.max_kv_gb` limits the KV cache, in GB",
     "per_device_train_batch_size": "`sampling.prompts_per_step` counts prompts: TRL's completions per step / num_generations",
     "warmup_steps": "`optim.schedule.warmup` is a fraction of the run, such as 0.05",
-    "eval_steps": "`validation.fraction` is the share of the run that validation may take, such as 0.1",
+    "eval_steps": "`validation.fraction` is the fraction of the run that validation may take, such as 0.1",
     "top_p": "training samples from the whole distribution; `evaluation.top_p` is for evaluations alone",
     "num_iterations": "each batch of completions is used once; `optim.prompts_per_update` makes several optimizer steps of it",
     "reward_weights": "--reward MODULE:FUNCTION=WEIGHT, once for each function",

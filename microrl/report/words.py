@@ -108,12 +108,12 @@ def gain_origin(parts: GainParts) -> list[str]:
     listed = [f"{part.points()} from answers that had been {was[name]}" for name, part in known.items()]
     said = [
         f"The gain in accuracy, {parts.gain.points()}, is the sum of {', '.join(listed[:-1])} and {listed[-1]}. Each "
-        "counts answers that became right, minus right ones that joined that class."
+        "counts such answers that became right, minus right ones that became such."
     ]
     if parts.base.lenient is not None and parts.over_lenient is not None:
         said.append(
-            f"Counting right answers in any form, the base has an accuracy of {100 * parts.base.lenient.mean:.1f} %; the "
-            f"trained model, as judged, {100 * parts.trained.right / count:.1f} %: {parts.over_lenient.points()}."
+            f"In any form, the base is right in {100 * parts.base.lenient.mean:.1f} % of its answers; in the asked form, the "
+            f"trained model in {100 * parts.trained.right / count:.1f} %: a difference of {parts.over_lenient.points()}."
         )
     else:
         said.append("Programs and procedural tasks have no lenient reading: what is not in their form counts as wrong.")

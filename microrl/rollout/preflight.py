@@ -137,7 +137,7 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
     if config.engine.sync == "swap" and sync_mode(config) != "swap":
         adapter = config.adapter
         raise UserError(
-            f"engine.sync=swap needs a LoRA pair of rank {MAX_SWAP_RANK} or less, and {adapter.name} is served {adapter.served}",
+            f"engine.sync=swap needs a LoRA pair of rank {MAX_SWAP_RANK} or less, but {adapter.name} is served {adapter.served}",
             "remove engine.sync, or use --set engine.sync=merge",
         )
 

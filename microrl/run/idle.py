@@ -44,7 +44,7 @@ REASONS: dict[Cause, Reason] = {
     "format": Reason(
         "{reward/accuracy:.0%} of the answers are right, and {reward/format:.0%} of the completions have the format",
         "teach the format by SFT first (sft.steps), phrase questions in a way the model knows, or use a model that follows "
-        "instructions; how answers are read: `microrl regrade {run}`",
+        "instructions; how answers are read: microrl regrade {run}",
     ),
     "right": Reason(
         "{reward/accuracy:.0%} of the answers are right, so there is nothing left to learn from them",

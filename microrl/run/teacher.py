@@ -61,7 +61,7 @@ def find(name: str) -> Source:
             source = Source(named, path)
         elif not path.exists() and (path.is_absolute() or path.parent.name == "runs"):
             raise UserError(
-                "there is no such run or folder", f"check the name (ls {path.parent}), or make one: microrl guide distillation"
+                "there is no such run or folder", f"check the name: ls {path.parent}; how to make one: microrl guide distillation"
             )
         else:
             source = Source(name, None)

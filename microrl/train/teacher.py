@@ -28,7 +28,7 @@ RECORD = "teacher.json"
 """Of the teacher's update, in the run folder."""
 COMPARED = 8
 """Questions whose prompts are compared."""
-RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, distilling from such a teacher was less accurate than GRPO"
+RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, students of such teachers were less accurate than GRPO's"
 
 
 def load_teacher(

@@ -520,7 +520,7 @@ def test_the_page_says_where_the_gain_comes_from(tmp_path, monkeypatch, is_store
     monkeypatch.setattr(figures, "FIGURES", [spec])
     text = page([answered(make(tmp_path / "run", steps=30), FORM, TRAINED, is_stored=is_stored)])
     assert "Where does the gain come from?" in text and 'data-figure="gain-parts"' in text
-    assert "Counting right answers in any form, the base has an accuracy of 80.0 %; the trained model, as judged, 70.0 %" in text
+    assert "In any form, the base is right in 80.0 % of its answers; in the asked form, the trained model in 70.0 %" in text
     assert "the base 50.0 % (20 of 40), the trained model 70.0 % (70 of 100)" in text
     assert "<b>mostly form or length</b>" in text
 
