@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from guide_pages import TEXTS, commands
 
+from microrl import environments
 from microrl.algorithm import grpo
 from microrl.errors import MachineFailure
 from microrl.rewards.custom import functions
@@ -21,7 +22,7 @@ SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", TEXTS["examples"], re
 VERDICT = "`lora rank 4, learns` is better than `lora rank 4, frozen` by"
 
 
-@pytest.mark.parametrize("module", [engine, grpo, functions], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [engine, grpo, functions, environments], ids=lambda module: module.__name__)
 def test_the_examples_in_docstrings(module):
     done = doctest.testmod(module, extraglobs={"BASE": BASE, "MachineFailure": MachineFailure, "contextmanager": contextmanager})
     assert done.attempted and not done.failed
@@ -74,7 +75,8 @@ def test_the_examples_of_the_guide(question, inside, model_folder, tool_folder, 
     (command,) = commands(section)
     _, name, *arguments = shlex.split(command)
     model = tool_folder if arguments[0] == "quickstart-tools" else model_folder
-    few = ["evaluation.problems=2", "evaluation.samples=8", f"model.name={model}", *["sft.steps=2"] * ("sft.steps" in command)]
+    few = ["evaluation.problems=2", "evaluation.samples=8", f"model.name={model}", "data.max_prompt_tokens=512"]
+    few += ["sft.steps=2"] * bool(re.search(r"sft\.steps=\d", command))
     done = inside(name, *arguments, "--steps", "1", *(part for key in few for part in ("--set", key)), "--out", "runs/shown")
     assert done.returncode == 0, done.stderr
     shown = blocks(section, "text")[0].splitlines()
