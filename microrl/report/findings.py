@@ -97,6 +97,8 @@ def _of_events(history: History, *, is_clear: bool) -> Iterator[Finding]:
     for (kind, _, is_past), events in sorted(alike_events.items(), key=lambda item: order.index(item[0][0])):
         first, steps = events[0], [event.step for event in events if event.step is not None]
         message = first.message + ("; the run has been resumed since" if is_past else "")
+        if any(event.message != first.message for event in events):
+            message = f"the first time, {message}"
         is_serious = kind in SERIOUS and not is_past and not (kind == "guard" and first.details.get("action") == "warn")
         is_serious |= kind == "evaluation cut" and not is_clear
         advice = "" if is_past else shown_text(_advice(history, first))

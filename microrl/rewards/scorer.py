@@ -156,9 +156,8 @@ class RewardScorer:
 
     def why_killed(self, count: int) -> str:
         """Why so many completions of this step count as wrong although their checks did not end."""
-        why = (
-            f"checking {len(self.allowance.killed)} different ones timed out (reward.deadline_s = {self._config.deadline_s:g} s)"
-        )
+        distinct = counted(len(self.allowance.killed), "distinct answer")
+        why = f"checking {distinct} timed out (reward.deadline_s = {self._config.deadline_s:g} s)"
         if self.allowance.refused:
             why += f", and {len(self.allowance.refused)} more were not checked, to limit the time of the step"
         return f"{counted(count, 'answer')} counted as wrong: {why}"

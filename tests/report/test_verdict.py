@@ -242,7 +242,10 @@ def test_equal_events_are_one_finding_with_their_count(tmp_path):
     found = history(tmp_path, events=events)
     (one,) = judge(found).findings
     assert (one.count, one.is_serious, one.steps) == (40, True, "steps 1 to 40")
-    assert str(one).startswith("what went wrong: reward failed (x40), steps 1 to 40: ")
+    told = "what went wrong: reward failed (x40), steps 1 to 40: "
+    assert str(one).startswith(told + "the first time, `mine` gave no value for 100 completions; row 0")
+    same = history(tmp_path / "same", events=[{**event, "message": said.format(1, 1)} for event in events])
+    assert str(judge(same).findings[0]).startswith(told + "`mine` gave no value for 1 completions")
     assert page([found]).count("gave no value for") == 1
 
 
