@@ -41,7 +41,7 @@ def diff(
         typer.Option(help="turned: became right or wrong; right: became right; wrong: became wrong; changed: the text differs; "
                      "all: every answer."),
     ] = "turned",
-    count: Annotated[int, typer.Option(min=1, help="Answers to show of each kind, at most; --json has all.")] = 5,
+    count: Annotated[int, typer.Option(min=1, help="Show at most this many of each kind; --json has all.")] = 5,
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
     """Show the base model's and the trained model's answers to the same questions, from the first word that differs."""

@@ -92,7 +92,7 @@ def find_adapter(name: str | None, model: str | None = None) -> ResolvedTarget:
     if base is None:
         raise UserError(
             f"{name} does not name its base model",
-            "set base_model_name_or_path in its adapter_config.json (export, push: --model BASE)",
+            "set base_model_name_or_path in its adapter_config.json (or --model in export, push)",
         )
     return ResolvedTarget(resolve((), {"model.name": base}), None, path)
 

@@ -92,7 +92,7 @@ def _vllm() -> Iterator[Finding]:
     vllm = installed()
     if vllm is None:
         cuda = torch.cuda.is_available()
-        do = f"by the plan, sampling takes 2 to 7 times as long without vLLM; {INSTALL_GPU}" if cuda else None
+        do = f"sampling takes an estimated 2 to 7 times as long without vLLM; {INSTALL_GPU}" if cuda else None
         yield Finding("vLLM", "warning" if cuda else "ok", "not installed: sampling uses transformers", do)
         return
     if not vllm.is_supported:

@@ -17,11 +17,11 @@ A class needs `reset` and a tool; `done` and `get_reward` are optional. It is cr
 ...     def get_reward(self):  # called once, at the end
 ...         return 1.0 if self.degrees == 20 else 0.0
 
-Every other public method is a tool. A tool needs a docstring with its arguments, and their types, of which its JSON schema is
-made:
+Every other public method is a tool. Its JSON schema is made of its type hints and the `Args:` of its docstring; it needs both:
 
 >>> from microrl.environments.forks import refuse_other, tool_names
->>> refuse_other(Thermostat, ValueError)  # nothing is missing
+>>> from microrl.errors import UserError
+>>> refuse_other(Thermostat, UserError)  # nothing is missing
 >>> tool_names(Thermostat)
 ['heat']
 >>> room = Thermostat()

@@ -172,8 +172,8 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     few_right = counts_accuracy and accuracy is not None and accuracy < FEW_RIGHT and not is_clear
     if few_right:
         share = f"{accuracy:.1%} of the answers were" if accuracy else "not one answer was"
-        most = "most of the updates" if accuracy else "the updates"
-        said = f"{share} right in {counted(len(history.rows), 'step')}: {most} came from other parts of the reward"
+        said = f"{share} right in {counted(len(history.rows), 'step')}"
+        said += "" if accuracy else ": the updates came from other parts of the reward"
         yield Finding("few right answers", said + answered(history), advice_on("wrong", history), is_serious=True)
     at_first = [row.get("reward/accuracy") or 0.0 for row in history.rows[:FIRST_STEPS]]
     start = math.fsum(at_first) / len(at_first)

@@ -108,7 +108,7 @@ def gain_origin(parts: GainParts) -> list[str]:
     listed = [f"{part.points()} from answers that had been {was[name]}" for name, part in known.items()]
     said = [
         f"The gain in accuracy, {parts.gain.points()}, is the sum of {', '.join(listed[:-1])} and {listed[-1]}. Each "
-        "counts such answers that became right, minus right ones that became such."
+        "is net: answers that went the other way are subtracted."
     ]
     if parts.base.lenient is not None and parts.over_lenient is not None:
         said.append(

@@ -28,7 +28,7 @@ RECORD = "teacher.json"
 """Of the teacher's update, in the run folder."""
 COMPARED = 8
 """Questions whose prompts are compared."""
-RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, students of such teachers were less accurate than GRPO's"
+RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, students of such teachers did worse than GRPO"
 
 
 def load_teacher(
