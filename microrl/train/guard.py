@@ -259,7 +259,8 @@ def act(run: Run, row: Row, step: int) -> None:
     if verdict.cause is None or verdict.has_collapsed:
         advice = advise(verdict.rule, setting, has_collapsed=verdict.has_collapsed)
     else:
-        advice = f"{idle.advice(verdict.cause, setting, row, run.folder.path)}; or, in a new run: --set guard.useful_groups=none"
+        advice = idle.advice(verdict.cause, setting, row, run.folder.path)
+        advice += "; or drop this rule in a new run: --set guard.useful_groups=none"
     details = {"rule": verdict.rule, "action": verdict.action, "value": verdict.value, "limit": verdict.limit, "step": step}
     run.folder.event("guard", verdict.message, **details, advice=advice, collapsed=verdict.has_collapsed)
     verdict_text = f"{verdict.rule}: {verdict.message}; action: {verdict.action}"

@@ -42,8 +42,10 @@ def test_every_command_parses_and_its_keys_resolve(page, command, tmp_path, monk
         group = group.commands[arguments.pop(0)]
     given = group.make_context("microrl", arguments, resilient_parsing=False).params
     presets = [name for name in given.get("presets") or () if name != "quickstart" or group.name == "train"]
-    named = {"data.name": "data", "adapter.kind": "adapter", "loss.kind": "loss", "adapter.rank": "rank"}
-    flags = {key: given.get(name) for key, name in {**named, "distill.teacher": "teacher"}.items()}
+    named = {
+        "data.name": "data", "adapter.kind": "adapter", "loss.kind": "loss", "adapter.rank": "rank", "distill.teacher": "teacher",
+    }  # fmt: skip
+    flags = {key: given.get(name) for key, name in named.items()}
     if group.name in ("train", "plan", "warmup", "eval"):
         resolve(presets, flags, given["sets"] or ())
     elif "names" in given:

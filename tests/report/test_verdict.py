@@ -130,6 +130,9 @@ def test_no_answer_right_is_told_though_their_form_was_rewarded(tmp_path):
     hardly = history(tmp_path / "hardly", rows={"reward/accuracy": 0.004}, **gained(UNCLEAR))
     (one,) = [one for one in judge(hardly).findings if one.kind == "few right answers"]
     assert one.message.startswith("0.4% of the answers were right in 40 steps") and "`" in one.message
+    assert "came from other parts" not in one.message, "right answers may have been what the steps learned from"
+    (none,) = [one for one in judge(found).findings if one.kind == "few right answers"]
+    assert "right in 40 steps: the updates came from other parts of the reward" in none.message
     assert "few right answers" not in kinds(
         history(tmp_path / "own", rows={"reward/accuracy": 0.0}, config={"reward.accuracy_weight": 0.0})
     )
