@@ -8,7 +8,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
@@ -96,6 +96,7 @@ def config_folder(model: PreTrainedModel) -> Path:
 def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
     """A running engine on dummy weights. Raises UserError where vLLM refuses; a lack of memory comes through as it is."""
     vllm, cuda = import_vllm(), model.device.type == "cuda"
+    _register_loaded(type(model).__name__)
     options: dict[str, Any] = {
         "model": str(config_folder(model)),
         "skip_tokenizer_init": True,
@@ -146,6 +147,18 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
         if "bfloat16" in str(error).lower():
             hint = "--set model.dtype=float16"
         raise UserError(f"vLLM does not start: {' '.join(lines[:3])[:400]}", hint) from error
+
+
+def _register_loaded(architecture: str) -> None:
+    """Import vLLM's class of an architecture here. At its first start on a machine vLLM would import itself once more, in a
+    process of its own, to ask the class what it can do: that spares CUDA in this process, which has begun with it long ago.
+    """
+    from vllm import ModelRegistry
+
+    known = ModelRegistry.models.get(architecture)
+    if known is not None:
+        with suppress(Exception):  # vLLM says itself what it cannot import
+            ModelRegistry.register_model(architecture, known.load_model_cls())
 
 
 def _no_progress_bars() -> AbstractContextManager[Any]:

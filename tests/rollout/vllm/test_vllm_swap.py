@@ -28,6 +28,14 @@ def test_building_leaves_the_process_as_it_was(served):
     assert served.untouched_by_building
 
 
+def test_building_needs_no_second_import_of_vllm(served):
+    """In a process of its own, at each architecture's first start on a machine: 8 s here, and as many of a rented card."""
+    from vllm.model_executor.models.registry import ModelRegistry, _LazyRegisteredModel
+
+    known = ModelRegistry.models[type(served.model).__name__]
+    assert not isinstance(known, _LazyRegisteredModel)
+
+
 @pytest.mark.cases(vllm=2)
 @pytest.mark.parametrize("mode", ["swap", "merge"])
 @pytest.mark.parametrize("kind", ["lora", "rslora"])
