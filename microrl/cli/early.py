@@ -49,6 +49,7 @@ def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = Fa
     refuse_unconfined(config)
     refuse_unusable(config.reward)
     refuse_environment(config.env, starts=not is_resumed)
+    refuse_sft_of_several(config)
     _refuse_algorithm(config.loss)
     if is_resumed:
         return
@@ -65,6 +66,13 @@ def refuse_environment(env: EnvironmentConfig, *, starts: bool = True) -> None:
     for one in env.each.values() if starts else ():
         with closing(environment_process.Instances(one)) as instances:
             instances.wait_until_ready()
+
+
+def refuse_sft_of_several(config: RunConfig) -> None:
+    """Raise UserError where SFT would need several environments. Not part of the configuration: what a run has learned by SFT can
+    be evaluated in as many as one likes."""
+    if config.sft.is_on and len(config.env.each) > 1:
+        raise UserError("SFT with several environments is not supported", "choose one environment: --env MODULE:CLASS")
 
 
 def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
@@ -87,6 +95,7 @@ def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
             if named is not None:
                 teachers.refuse_own_start(teacher(named), config)
             environment_process.refuse_unusable(config.env)
+            refuse_sft_of_several(config)
             sft(_sft_data(config))
             _refuse_other_settings(config)
             if isinstance(config.loss, CustomLossConfig):

@@ -75,6 +75,7 @@ def plan(
 
     config = _bounded(resolve(presets or (), flags, sets or ()))
     early.refuse_environment(config.env, starts=False)
+    early.refuse_sft_of_several(config)
     if fetch:
         _fetch(config)
     shape = shape_of(config.model.name)

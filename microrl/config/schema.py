@@ -308,8 +308,6 @@ class RunConfig(Section):
         if self.model.quant is not None and isinstance(self.adapter, TinyLoraConfig):
             why = "model.quant=nf4 does not work with --adapter tinylora: PEFT gives its vectors the 4-bit storage type"
             raise ValueError(why, "use --adapter lora with a low rank, or remove model.quant")
-        if self.sft.is_on and len(self.env.each) > 1:
-            raise ValueError("SFT with several environments is not supported", "choose one environment: --env MODULE:CLASS")
         overlong = self.reward.overlong
         if overlong and overlong.buffer >= self.sampling.max_completion_tokens:
             raise ValueError(

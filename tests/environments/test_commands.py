@@ -114,6 +114,16 @@ def test_a_class_that_is_no_environment_is_refused_before_a_model_is_loaded(told
         assert done.returncode == 2 and why in done.stderr and "loading" not in done.stderr
 
 
+def test_sft_needs_one_environment_and_an_evaluation_after_it_takes_several(wares):
+    targets = '["made_tools:Calculator", "made_tools:Suggests"]'
+    two = ("--set", f"env.target={targets}", "--set", f"env.path={HELPERS}")
+    for command in ("train", "plan", "sweep"):
+        done = in_process(command, wares / "preset.toml", *two)
+        assert done.returncode == 2 and "SFT with several environments is not supported" in done.stderr, command
+    done = in_process("eval", wares / "done", *two, "--dry-run")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_journal_keeps_conversations(tmp_path):
     prompts = [Prompt("q", "1", "q", (1,))]
     plain, talked = (Completion((1, 2), (-0.5, -1.5), "stop", 0, "b", transcript=text) for text in (None, "a tool b"))
