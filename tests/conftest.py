@@ -21,6 +21,8 @@ pytest.register_assert_rewrite("command_line", "every_adapter", "failing_runs") 
 
 from command_line import in_process  # noqa: E402
 
+gc.set_threshold(700, 10, 100)  # as `microrl.cli.main` does, while torch is imported and the tests are collected
+
 TINY_RUN = """\
 seed = 3
 [sft]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import re
 import signal
@@ -59,6 +60,8 @@ PANELS = {
 }
 """Every command by its panel in `microrl --help`, with its line there; its file is `microrl/cli/NAME.py`, or as in `_FILES`."""
 
+FULL_COLLECTIONS = 100
+"""After so many collections of younger objects comes a full one; Python's own number is 10."""
 _FILES = {"eval": "evaluate", "merge": "export"}  # `merge`: what `export` was called before
 _NAMES = (*(name for panel in PANELS.values() for name in panel), "merge")
 
@@ -145,6 +148,8 @@ def main() -> None:
     # process wants a core, spinning ones make a step several times slower. It is read when torch is first imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS_BEFORE_SLEEP)
+    # While torch and transformers are imported, eight full collections would look through half a million objects and free none.
+    gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTIONS)
     status = FAILED
 
     def leave() -> None:

@@ -27,6 +27,22 @@ def test_six_lines_say_what_to_type(tmp_path):
     assert newest == "Newest run: none in runs/ yet; begin with the quickstart"
 
 
+def test_no_time_is_lost_to_full_collections_while_a_command_starts():
+    """As many objects are made as by importing torch and transformers, and stay; Python itself would look through all of them
+    every time that they have grown by a quarter."""
+    program = (
+        "import gc\n"
+        "from microrl import cli\n"
+        "cli.app = lambda **_: [[] for _ in range(600_000)]\n"
+        "full = lambda phase, info: phase == 'stop' and info['generation'] == 2 and print('full', flush=True)\n"
+        "gc.callbacks.append(full)\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() in ([], ["full"])
+
+
 @pytest.mark.parametrize(
     ("summary", "said"),
     [
