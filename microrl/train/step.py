@@ -58,7 +58,7 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
             )
         if update.fraction < 1:
             peak, lr = peak * update.fraction, lr * update.fraction
-            said = f"it was far larger than optim.step_kl, so most of it was taken back; the learning rate is now {lr:.2g}"
+            said = f"it was far larger than optim.step_kl, so most of it was taken back and the learning rate lowered to {lr:.2g}"
             run.announce("step shrunk", said, fraction=update.fraction)
         row = record(run, step, groups, sampled, update, lr=lr, accuracy=accuracy, began_s=began_s, diagnosed=diagnosed)
         with run.watch.phase("save"), run.folder.tolerate_write_errors("rollouts", run.announce):
