@@ -48,8 +48,8 @@ def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = Fa
     target.prepare_hub(config, *models, reads_data=True, loads_model=loads_model)
     refuse_unconfined(config)
     refuse_unusable(config.reward)
-    refuse_environment(config.env, starts=not is_resumed)
     refuse_sft_of_several(config)
+    refuse_environment(config.env, starts=not is_resumed)
     _refuse_algorithm(config.loss)
     if is_resumed:
         return

@@ -29,7 +29,7 @@ def test_building_leaves_the_process_as_it_was(served):
 
 
 def test_building_needs_no_second_import_of_vllm(served):
-    """In a process of its own, at each architecture's first start on a machine: 8 s here, and as many of a rented card."""
+    """vLLM's own way, a second process at each architecture's first start on a machine, took 8 s on a CPU."""
     from vllm.model_executor.models.registry import ModelRegistry, _LazyRegisteredModel
 
     known = ModelRegistry.models[type(served.model).__name__]
