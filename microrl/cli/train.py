@@ -205,7 +205,7 @@ def go_on(
                 "--steps is the limit of the whole run, past steps included; pass a larger one: "
                 f"microrl train --resume {folder.path} --steps N",
             )
-        folder.write_json("config.json", tree)
+        folder.write_config(tree)
         folder.drop_partial_line("events.jsonl")
         folder.event("budget changed", ", ".join(f"{name} {value:g}" for name, value in bounds.items()))
     return run_with_fallback(folder, resume=True, is_extended=bool(bounds), started=started)

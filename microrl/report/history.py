@@ -21,7 +21,7 @@ from microrl.errors import UserError
 from microrl.evaluation.gain_parts import KEY as PARTS_KEY
 from microrl.evaluation.gain_parts import GainParts
 from microrl.files import BadFile, Count
-from microrl.run import follow, rollouts
+from microrl.run import follow, rollouts, versioned
 from microrl.run.folder import RunFolder
 from microrl.run.summary import NAME, Evaluations, Summary, Written, read_if_there
 from microrl.terminal import counted
@@ -119,7 +119,7 @@ class History:
     def load(cls, path: Path, ending: Summary | None = None) -> History:
         """`ending`: the summary of a run that is just ending, instead of its file.
 
-        Raises UserError for what is no run folder, and for a summary of a later format.
+        Raises UserError for what is no run folder, and for one of a later format.
         """
         RunFolder.open(path)
         notes: list[str] = []
@@ -128,7 +128,7 @@ class History:
             if not (path / name).exists():
                 return {}
             try:
-                return files.read_json(path / name, dict[str, Any])
+                return versioned.config_of(path) if name == "config.json" else files.read_json(path / name, dict[str, Any])
             except BadFile as error:
                 notes.append(error.message)
                 return {}

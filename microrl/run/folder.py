@@ -15,7 +15,7 @@ from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile, Value
-from microrl.run import locks, remedies, rollouts, summary
+from microrl.run import locks, remedies, rollouts, summary, versioned
 from microrl.terminal import printable
 
 LOCK, LOG, SWEEP = ".lock", "run.log", "sweep.json"
@@ -82,18 +82,18 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write `config.json` and `.gitignore`. Raises OSError."""
-        self.write_json("config.json", config)
+        self.write_json("config.json", {"format": versioned.FORMAT, **config})
         (self.path / ".gitignore").write_text("*\n")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open an existing run. Raises UserError if it is not a run, and BadFile if it contains a link, a device or a pipe, or a
-        folder in place of a file: nothing may be read or written outside the run folder.
+        """Open an existing run. Raises UserError if it is not a run, or one of a later format, and BadFile if it contains a link,
+        a device or a pipe, or a folder in place of a file: nothing may be read or written outside the run folder.
         """
         if not os.path.isdir(path):
             raise not_a_run(path)
         if os.path.lexists(path / "config.json"):
-            files.read_json(path / "config.json", dict[str, Any])
+            versioned.config_of(path)
         if not cls.is_one(path):
             raise not_a_run(path)
         files.refuse_links(path)
@@ -187,8 +187,8 @@ class RunFolder:
             return folder
         for candidate in cls._all_in(Path("runs"), with_trials=False):  # those belong to their sweep
             try:
-                theirs = files.read_json(candidate / "config.json", dict[str, Any])
-            except BadFile:
+                theirs = versioned.config_of(candidate)
+            except UserError:
                 continue  # unreadable: not this run
             if theirs == config and not (folder := cls.open(candidate)).is_done():
                 return folder
@@ -209,8 +209,8 @@ class RunFolder:
             return False
 
     def config(self) -> dict[str, Any]:
-        """The run's `config.json`, not validated. Raises BadFile."""
-        return self.read_json("config.json", dict[str, Any])
+        """See `versioned.config_of`."""
+        return versioned.config_of(self.path)
 
     def settings(self, tree: dict[str, Any] | None = None) -> RunConfig:
         """The run's configuration, or `tree` instead, validated. Raises UserError naming the file."""

@@ -1,9 +1,4 @@
-"""`summary.json`: how a run ended, as it is written and as every command reads it.
-
-`format` counts up when a key changes its meaning. A file of a later format is refused: it is no damage that a run could begin
-again after. Keys that this version does not know are ignored, and those that it can do without have defaults: within a format,
-files of other versions can be read.
-"""
+"""`summary.json`: how a run ended, as it is written and as every command reads it."""
 
 from __future__ import annotations
 
@@ -14,13 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from microrl import files
-from microrl.errors import UserError
 from microrl.evaluation.intervals import Estimate
 from microrl.files import Count, Fraction, Seconds
+from microrl.run import versioned
 
 NAME = "summary.json"
-FORMAT = 1
 Status = Literal["done", "stopped", "interrupted", "unproved", "failed"]
 Hours = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -100,7 +93,7 @@ class Written(BaseModel):
 class Summary(BaseModel):
     """The whole run, including its earlier processes."""
 
-    format: Count = FORMAT
+    format: Count = versioned.FORMAT
     status: Status
     steps: Count
     hours_budget: Hours | None = None
@@ -127,17 +120,9 @@ class Summary(BaseModel):
 
 def read(folder: Path) -> Summary:
     """The summary of the run in a folder. Raises BadFile where it is missing or damaged, and UserError for a later format."""
-    path = folder / NAME
-    known = files.read_json(path, _Format).format
-    if known > FORMAT:
-        raise UserError(f"{path} has format {known}, and this version of microrl reads up to {FORMAT}", "update microrl")
-    return files.read_json(path, Summary)
+    return versioned.read_json(folder / NAME, Summary)
 
 
 def read_if_there(folder: Path) -> Summary | None:
     """As `read`; None where there is no such file: the run has not ended."""
     return read(folder) if (folder / NAME).exists() else None
-
-
-class _Format(BaseModel):
-    format: Count = FORMAT

@@ -47,14 +47,16 @@ def test_a_later_format_is_refused_and_unknown_keys_are_not(tmp_path):
     assert error.value.hint == "update microrl" and not isinstance(error.value, BadFile)
 
 
+@pytest.mark.parametrize("name", ["config.json", "summary.json"])
 @pytest.mark.parametrize("command", ["train --resume {}", "report {}", "merge {} --out merged", "watch {}"])
-def test_a_run_of_a_later_version_is_neither_shown_nor_begun_again(command, inside, wares, tmp_path):
+def test_a_run_of_a_later_version_is_neither_shown_nor_begun_again(command, name, inside, wares, tmp_path):
     run = shutil.copytree(wares / "done", tmp_path / "run")
-    later = json.loads((run / summary.NAME).read_text()) | {"format": 2}
-    (run / summary.NAME).write_text(json.dumps(later))
+    later = json.loads((run / name).read_text())
+    assert later["format"] == 1
+    (run / name).write_text(json.dumps(later | {"format": 2}))
     done = inside(*command.format("run").split(), cwd=tmp_path)
-    assert done.returncode == 2 and "run/summary.json has format 2" in done.stderr, done.stderr
-    assert json.loads((run / summary.NAME).read_text()) == later
+    assert done.returncode == 2 and f"run/{name} has format 2" in done.stderr, done.stderr
+    assert json.loads((run / name).read_text()) == later | {"format": 2}
 
 
 @pytest.mark.parametrize(
