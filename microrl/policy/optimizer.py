@@ -84,14 +84,19 @@ class Steering:
             return FIXED ** round(math.log(step + 1, FIXED)) == step + 1
         return self.sensitivity is None or step < FIRST or step % EVERY == 0
 
-    def learn(self, peak: float, lr: float, moved: float, target: float) -> None:
+    def learn(self, peak: float, lr: float, moved: float, target: float) -> bool:
         """After a step at the rate `lr`, which the schedule has made of `peak`, has moved the policy by `moved` nats a token.
+        Returns whether the rate has now come to its cap. Where `moved` is not finite, it tells no size: the rate falls.
 
         The KL of a small step grows with the square of its rate, so the peak that moves it by `target` is the root of target over
         sensitivity. Robotics steers a rate by the KL likewise, in fixed factors (rsl_rl's "adaptive"); PPO steers a penalty
         (Schulman et al. 2017, section 4).
         """
+        if not math.isfinite(moved):
+            self.rate = peak / LARGEST_CHANGE
+            return False
         seen = moved / lr**2
         self.sensitivity = seen if self.sensitivity is None else (1 - NEWEST) * self.sensitivity + NEWEST * seen
         wanted = math.sqrt(target / self.sensitivity) if self.sensitivity > 0 else math.inf
         self.rate = min(max(wanted, peak / LARGEST_CHANGE), peak * LARGEST_CHANGE, LARGEST_RATE)
+        return peak < self.rate == LARGEST_RATE

@@ -65,6 +65,8 @@ class Spec:
     draw: Callable[[Axes, Sequence[History], str], None] | None = None
     """Draws it in place of lines."""
     has_own_axis: bool = False
+    wanted: str | None = None
+    """The setting that the lines should come to, drawn dashed."""
 
     def has(self, history: History) -> bool:
         """Whether there is anything to draw."""
@@ -193,7 +195,8 @@ FIGURES = (
     Spec("agreement", "Distillation: likeliest tokens that agree", "fraction of positions", (("distill/agreement", ""),), 0, 1),
     Spec("gradient", "Gradient norm", "norm before clipping", (("policy/grad_norm", ""),), 0),
     Spec("rate", "Learning rate", "rate", (("optim/lr", ""),), log=True),
-    Spec("step-kl", "Size of the steps", "nats per token", (("policy/step_kl", ""),), log=True),
+    Spec("step-kl", "Size of the steps (dashed: what is wanted)", "nats per token", (("policy/step_kl", ""),), log=True,
+         wanted="optim.step_kl"),
     Spec("useful", "Useful groups", "fraction", (("groups/useful", ""),), 0, 1),
     Spec("phases", "Step time by phase", "seconds", (("time/step", ""),), 0, draw=_phases),
     Spec("memory", "Peak memory", "GB", (("memory/peak_gb", ""),), 0),
@@ -313,6 +316,8 @@ def _lines(axes: Axes, spec: Spec, histories: Sequence[History], by: str) -> Non
             axes.plot(
                 places, values, dashes, color=shade, linewidth=1.4, label=name or None, marker="o" if len(values) == 1 else ""
             )
+        if spec.wanted is not None and (wanted := finite(history.setting(spec.wanted))) is not None:
+            axes.axhline(wanted, color=colour, linewidth=0.8, dashes=(4, 3), gid=f"wanted-{spec.key}")
     if one and len(spec.lines) > 1 and axes.lines:
         axes.legend(frameon=False, fontsize=7, labelcolor=INK)
 

@@ -60,6 +60,7 @@ EVENTS: dict[str, str] = {
     "reward failed": "repair the reward function; call it by itself on the row that the message names",
     "update skipped": "",
     "step shrunk": "",
+    "rate at its cap": "raise adapter.alpha, or choose another adapter",
     "not compiled": "install what the message names, such as a C++ compiler, or set optim.compile=false",
     "warning": "",
 }

@@ -13,6 +13,9 @@ from microrl.files import STRICT, Count, Fraction
 
 Row = Mapping[str, Any]
 
+SCHEDULED = "scheduled"
+"""Beside the metrics of a row: the fraction of the peak rate that the schedule has set in this step."""
+
 Action = Literal["warn", "rollback", "stop"]
 SOLVED = 0.9
 """Fraction of right answers from which a low entropy is healthy."""
@@ -144,11 +147,13 @@ def _learning(row: Row, memory: Memory) -> float | None:
 
 
 def _steered_rate(row: Row, memory: Memory) -> float | None:
-    """The rate where a step moves nothing, before rollbacks have lowered it, since steering does not see that they have. 0 where
-    a step moves the policy: an adapter may need a high rate."""
-    if row["policy/step_kl"] is None:
+    """The rate where a step moves nothing, before schedule and rollbacks have lowered it, since steering does not see that they
+    have. 0 where a step moves the policy: an adapter may need a high rate."""
+    scheduled = row.get(SCHEDULED, 1.0)
+    if row["policy/step_kl"] is None or not scheduled:
         return None
-    return row["optim/lr"] / LOWER_TO**memory.interventions if row["policy/step_kl"] < MOVES_NOTHING else 0.0
+    moves_nothing = row["policy/step_kl"] < MOVES_NOTHING * scheduled**2
+    return row["optim/lr"] / scheduled / LOWER_TO**memory.interventions if moves_nothing else 0.0
 
 
 def _gradient(row: Row, value: float, limit: float) -> str:

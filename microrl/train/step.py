@@ -14,11 +14,12 @@ from microrl.config.reward import gdpo_weights
 from microrl.environments.transcript import as_text
 from microrl.errors import first_line
 from microrl.models import gpu
-from microrl.policy.optimizer import scheduled
+from microrl.policy.optimizer import LARGEST_RATE, scheduled
 from microrl.policy.update_metrics import Update
 from microrl.run import metrics, rollouts
 from microrl.terminal import counted
 from microrl.train import guard
+from microrl.train.guard_rules import SCHEDULED
 from microrl.train.refill import MayRefill, Refill, SamplingTimer, always, difficulty, may_refill, missing
 from microrl.train.run import Run
 from microrl.train.setup import Components
@@ -40,7 +41,8 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
     progress = budget.progress(step)
     optim, steering = run.config.optim, run.state.steering
     peak = steering.rate or float(optim.lr)
-    lr = peak * scheduled(optim.schedule, progress, after=budget.progress(step + 1)) * run.guard.lr_factor
+    fraction = scheduled(optim.schedule, progress, after=budget.progress(step + 1))
+    lr = peak * fraction * run.guard.lr_factor
     run.watch.restart()
     run.console.status(f"step {step + 1}: sampling")
     show = partial(run.console.sampling, label=f"step {step + 1}: sampling")
@@ -66,9 +68,12 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
         run.prompts.learn([(group.prompt, difficulty(run.config, group), len(group.scores)) for group in sampled])
         run.state.step, run.state.sampler_position = step + 1, run.prompts.position
         run.state.question_history = dict(run.prompts.history)
-        if optim.step_kl is not None and update.step_kl is not None and lr > 0:
-            steering.learn(peak, lr, update.step_kl, optim.step_kl)
-        guard.act(run, row, step)  # part of the step: a checkpoint never contains a row that the guard has not seen
+        target, moved = optim.step_kl, update.step_kl
+        if target is not None and moved is not None and lr > 0 and steering.learn(peak, lr, moved, target):
+            said = f"the steered learning rate has reached its cap, {LARGEST_RATE:g}: steps stay smaller than optim.step_kl"
+            run.announce("rate at its cap", said)
+        # Part of the step: a checkpoint never contains a row that the guard has not seen.
+        guard.act(run, row | {SCHEDULED: fraction}, step)
         run.policy.is_consistent = True  # weights, row and guard belong together again: they may be saved
     if not run.state.is_stopped:
         budget.step.add(budget.elapsed_s() - began_s)

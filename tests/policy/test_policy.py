@@ -598,6 +598,13 @@ def test_a_steered_rate_finds_the_step_that_is_wanted_whatever_it_starts_from(se
     assert statistics.fmean(sizes[200:]) == pytest.approx(wanted, rel=0.35), "half the rate is a quarter of the step, and no less"
 
 
+@pytest.mark.parametrize("moved", [math.inf, math.nan])
+def test_a_kl_that_is_not_finite_lowers_a_steered_rate_and_is_forgotten(moved):
+    steering = Steering(1e-3, 200.0)
+    assert not steering.learn(1e-3, 1e-3, moved, 2e-4)
+    assert steering == Steering(5e-4, 200.0)
+
+
 def test_a_fixed_rate_is_measured_ever_more_seldom():
     assert [step + 1 for step in range(300) if Steering().is_due(step, is_steered=False)] == [1, 4, 16, 64, 256]
 
@@ -610,10 +617,11 @@ def test_steps_are_measured_until_one_has_moved_the_policy():
 
 def test_a_policy_that_never_moves_is_steered_to_the_largest_rate():
     steering, peak = Steering(), 1e-5
+    at_the_cap = []
     for _ in range(40):
-        steering.learn(peak, peak, 0.0, 2e-4)
+        at_the_cap.append(steering.learn(peak, peak, 0.0, 2e-4))
         peak = steering.rate
-    assert peak == LARGEST_RATE
+    assert peak == LARGEST_RATE and sum(at_the_cap) == 1, "it is said once"
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,17 @@ def test_a_dollar_sign_in_a_runs_name_is_no_mathematics(few_figures, tmp_path):
     assert all(f">{name}</text>" in text for name in names)
 
 
+@pytest.mark.parametrize("step_kl", [2e-4, None], ids=["steered", "fixed"])
+def test_the_kl_of_steps_is_drawn_with_what_it_is_steered_to(step_kl, tmp_path):
+    history = History.load(make(tmp_path / "run"))
+    history.config["optim"] = {"step_kl": step_kl}
+    for row in history.rows:
+        row["policy/step_kl"] = 1e-4 * (row["step"] + 1)
+    drawn = figures.figure(next(spec for spec in figures.FIGURES if spec.key == "step-kl"), [history])
+    level = [line.get_ydata()[0] for line in drawn.axes[0].lines if line.get_gid() == "wanted-step-kl"]
+    assert level == ([] if step_kl is None else [step_kl])
+
+
 def test_a_figure_with_an_axis_of_its_own_is_drawn_once(monkeypatch, tmp_path):
     monkeypatch.setattr(figures, "FIGURES", [spec for spec in figures.FIGURES if spec.key in ("forecast", "format")])
     text = page([History.load(make(tmp_path / "run"))])

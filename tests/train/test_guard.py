@@ -11,7 +11,7 @@ from microrl.config.oversight import GuardConfig
 from microrl.report.updates import advise
 from microrl.run import metrics
 from microrl.train.guard import Guard, Verdict
-from microrl.train.guard_rules import RULES
+from microrl.train.guard_rules import RULES, SCHEDULED
 
 HEALTHY = {
     "reward/accuracy": 0.5, "groups/useful": 0.75, "length/mean": 100.0, "length/truncated": 0.1, "policy/entropy": 0.3,
@@ -69,6 +69,17 @@ def test_a_rate_that_climbs_is_seen_after_rollbacks_have_lowered_it():
         assert feed(guard, 4, **{"policy/kl_sampler": 0.2})[-1].action == "rollback", rollback
     found = feed(guard, 2, **{"optim/lr": 0.2 / 4, "policy/step_kl": 1e-9})
     assert found[0] is None and (found[1].rule, found[1].action) == ("rate", "stop")
+
+
+@pytest.mark.parametrize(
+    ("lr", "moved", "scheduled", "is_seen"),
+    [(0.2 / 4, 1e-9, 0.25, True), (0.2 / 4, 1e-9, 1.0, False), (0.2 / 4, 9e-7, 0.25, False), (0.0, 0.0, 0.0, False)],
+    ids=["peak too high", "peak in bounds", "moves at the peak", "rate of 0"],
+)
+def test_a_rate_that_climbs_is_seen_when_the_schedule_has_lowered_it(lr, moved, scheduled, is_seen):
+    guard = started(useful_groups=None)
+    seen = [guard.check(row(**{"optim/lr": lr, "policy/step_kl": moved}) | {SCHEDULED: scheduled}) for _ in range(2)]
+    assert [verdict.rule for verdict in seen if verdict] == ["rate"] * is_seen
 
 
 @pytest.mark.parametrize("rule, past, short_of, action, patience", AT_THE_LIMIT)
