@@ -117,9 +117,9 @@ def sweep(
     hours = flags["budget.hours"]
     strategy = strategy or study.strategy or "equal"
     given: dict[str, Sequence[Any]] = {
-        "model": values("--models", models), "adapter": values("--adapters", adapters), "rank": numbers("--ranks", ranks),
-        "alpha": values("--alpha", alpha), "loss": values("--losses", losses), **varied(vary or ()),
-        "seed": numbers("--seeds", seeds),
+        "model": values("--models", models), "adapter": values("--adapters", adapters),
+        "rank": numbers("--ranks", ranks, least=1), "alpha": values("--alpha", alpha), "loss": values("--losses", losses),
+        **varied(vary or ()), "seed": numbers("--seeds", seeds),
     }  # fmt: skip
     # An axis that a study's preset has as well keeps its place among the others.
     axes = {**study.axes(), **{axis: listed for axis, listed in given.items() if listed}}

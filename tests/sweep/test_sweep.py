@@ -619,6 +619,7 @@ def test_two_that_begin_together_on_an_empty_cache_both_end_well(tmp_path):
     [
         (["quickstart", "--seeds", "0,0"], "seed 0 is given twice"),
         (["quickstart", "--ranks", "2,x"], "invalid value '2,x' for --ranks"),
+        (["quickstart", "--ranks", "0,4"], "invalid value '0,4' for --ranks"),
         (["quickstart", "--vary", "optim.lr"], "expected KEY=A,B"),
         (["quickstart", "--ranks", ","], "--ranks ',': a value is empty"),
         (["quickstart", "--ranks", "1_0"], "invalid value '1_0' for --ranks"),
