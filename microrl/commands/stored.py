@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from microrl.config import RunConfig, catalogue
 from microrl.config.paths import is_data_file
+from microrl.data.fingerprint import Fingerprint
 from microrl.evaluation.gain_parts import GainParts
-from microrl.evaluation.result import Result
+from microrl.evaluation.result import Result, Stored
 from microrl.files import RESTORE, BadFile, read_json
 from microrl.report.transcripts import own_gain_parts
+from microrl.run.data_record import RECORD, Record
 from microrl.run.folder import RunFolder
 from microrl.types import Sampling
 
@@ -94,22 +94,6 @@ class Evaluation:
         )  # fmt: skip
 
 
-class _Data(BaseModel):
-    name: str
-    rows: int
-    sha256: str
-
-
-class _About(BaseModel):
-    """What an evaluation's file says beside the result, and `data.json` of a run's data."""
-
-    data: _Data | None = None
-    prompts_sha256: str | None = None
-    adapter_sha256: str | None = None
-    base: dict[str, Any] | None = None
-    gain_parts: Any = None
-
-
 def evaluations(entry: Entry) -> list[Evaluation]:
     """The evaluations of the entry's part; those before and after training as `held-out`. Of several with the same setup and base
     the newest counts, unless one of the same weights has more questions."""
@@ -149,16 +133,15 @@ def _in_training(entry: Entry) -> Evaluation:
     """The run's own evaluations before and after training."""
     before, after = (entry.run.path / "eval" / f"{HELD_OUT}-{when}.json" for when in ("before", "after"))
     result, about, _ = _read(entry, after)
-    record = entry.run.path / "data.json"
-    data = read_json(record, _About).data if record.is_file() else None
-    setup = Setup(HELD_OUT, result.sampling, result.seed, None if data is None else data.sha256, in_training=True)
+    record = entry.run.read_if_there(RECORD, Record)
+    setup = Setup(HELD_OUT, result.sampling, result.seed, None if record is None else record.data.sha256, in_training=True)
     setup = replace(setup, question_seed=result.question_seed)
     base = _read(entry, before)[0] if before.is_file() else None
     parts = own_gain_parts(entry.run.path, GainParts.read(about.gain_parts), [])
     return Evaluation(entry, setup, result, base, None if base is None else "before", parts=parts)
 
 
-def _benchmark(stem: str, data: _Data | None) -> tuple[str, bool]:
+def _benchmark(stem: str, data: Fingerprint | None) -> tuple[str, bool]:
     """The name of an evaluation's data, and whether it is the known benchmark of this name: its split, whole."""
     if IS_HELD_OUT.match(stem) or data is None:
         return (HELD_OUT if IS_HELD_OUT.match(stem) else stem), False
@@ -167,11 +150,11 @@ def _benchmark(stem: str, data: _Data | None) -> tuple[str, bool]:
     return (Path(data.name).stem if is_data_file(data.name) else Path(data.name).name), False
 
 
-def _read(entry: Entry, path: Path) -> tuple[Result, _About, Result | None]:
-    """The result, what stands beside it, and the result of its base. Raises BadFile."""
+def _read(entry: Entry, path: Path) -> tuple[Result, Stored, Result | None]:
+    """The result, all that the file says, and the result of its base. Raises BadFile."""
     try:
-        about = read_json(path, _About)
-        return Result.read(path), about, None if about.base is None else Result.of(about.base)
+        stored = read_json(path, Stored)
+        return stored.result(), stored, None if stored.base is None else Result.of(stored.base)
     except ValueError:  # pydantic's are some
         message = f"{path} is damaged: the result of its base model cannot be read"
     except BadFile as error:

@@ -84,7 +84,7 @@ def teach(
         parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         record = Record(
             teacher=taught.Teacher(name=name, model=config.model.name, sha256=adapter and folder_sha256(adapter)),
-            data=taught.Data(**data_record.of_questions(config.data, everything).model_dump()),
+            data=data_record.of_questions(config.data, everything),
             chat=taught.chat_of(config),
             tokenizer=taught.tokenizer_of(tokenizer),
             sampling=taught.Sampled(

@@ -15,6 +15,7 @@ from microrl import files
 from microrl.config import RunConfig
 from microrl.config.paths import TEACH
 from microrl.config.resolve import as_set
+from microrl.data.fingerprint import Fingerprint
 from microrl.errors import UserError
 from microrl.files import STRICT, BadFile, Count, Fraction
 from microrl.types import Finish, Prompt, SoftTargets
@@ -63,14 +64,6 @@ class Teacher(_Strict):
     sha256: str | None
 
 
-class Data(_Strict):
-    """As `data_record.Fingerprint`."""
-
-    name: str
-    rows: Count
-    sha256: str
-
-
 class Chat(_Strict):
     """The keys of `data` that make a prompt of a question."""
 
@@ -103,7 +96,7 @@ class Record(_Strict):
 
     format: Literal[1] = 1
     teacher: Teacher
-    data: Data
+    data: Fingerprint
     chat: Chat
     tokenizer: Tokenizer
     sampling: Sampled

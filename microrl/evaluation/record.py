@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from microrl import files
+from microrl.evaluation.result import Stored
 from microrl.files import STRICT, BadFile, Count
 from microrl.types import Completion, Finish, Group, Prompt
 
@@ -132,27 +133,13 @@ class _Line(BaseModel):
 def free_stem(place: Path, stem: str, own: Mapping[str, str | None]) -> str:
     """`stem`; but if what is stored there is of other data, prompts or weights than `own` says, then with a hash of `own`."""
     try:
-        stored = files.read_json(place / f"{stem}.json", _Stored)
+        stored = files.read_json(place / f"{stem}.json", Stored)
     except (OSError, BadFile):
         return stem  # there is none, or it is damaged
-    if stored.model_dump() | {"data": stored.data.sha256} == {"env": None, **own}:
+    its_own = {name: getattr(stored, name) for name in ("env", *own)} | {"data": stored.data and stored.data.sha256}
+    if its_own == {"env": None, **own}:
         return stem
     return f"{stem}-{hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:8]}"
-
-
-class _Data(BaseModel):
-    sha256: str
-
-
-class _Stored(BaseModel):
-    """What identifies a stored evaluation."""
-
-    data: _Data
-    prompts_sha256: str
-    model: str
-    model_sha256: str
-    adapter_sha256: str | None
-    env: str | None = None
 
 
 def write_completions(path: Path, groups: Sequence[Group]) -> None:

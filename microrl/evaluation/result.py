@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from microrl import files
 from microrl.data.alike import FEWEST, alike
+from microrl.data.fingerprint import Fingerprint
 from microrl.evaluation.estimators import majority_at_k, pass_all_k, pass_at_k
 from microrl.evaluation.intervals import Estimate, mean_share, named, paired_gain
 from microrl.files import STRICT, Count, Fraction, Seconds
@@ -113,22 +114,12 @@ class Result:
     @classmethod
     def read(cls, path: Path) -> Result:
         """The result that was written as `to_json`. Raises BadFile."""
-        return cls._of(files.read_json(path, _Stored))
+        return files.read_json(path, Stored).result()
 
     @classmethod
     def of(cls, value: Any) -> Result:
         """The result that `to_json` gave. Raises ValueError."""
-        return cls._of(_Stored.model_validate(value))
-
-    @classmethod
-    def _of(cls, stored: _Stored) -> Result:
-        settings = stored.settings
-        sampling = Sampling(stored.samples, settings.max_tokens, settings.temperature, settings.top_p)
-        return cls(
-            sampling, settings.seed, stored.pass_k(), stored.right, mean_length=stored.length_mean, truncated=stored.truncated,
-            seconds=stored.seconds, question_seed=stored.question_seed,
-            clusters=stored.cluster_of,
-        )  # fmt: skip
+        return Stored.model_validate(value).result()
 
     def summary(self) -> dict[str, Any]:
         """The short form that stands in summary.json."""
@@ -178,8 +169,13 @@ class _Settings(BaseModel):
     seed: Count
 
 
-class _Stored(BaseModel):
-    """A result as it is written; its estimates follow from `right` and are not read."""
+class _Data(Fingerprint):
+    model_config = ConfigDict(extra="ignore")  # beside it stands where it is from
+
+
+class Stored(BaseModel):
+    """The JSON of an evaluation: a result as it is written, whose estimates follow from `right` and are not read, and beside it
+    what `microrl eval` says of the data and the weights. `base` is the result of others, with what stands beside that one."""
 
     model_config = STRICT | {"extra": "allow"}
     questions: Count
@@ -191,6 +187,23 @@ class _Stored(BaseModel):
     right: Annotated[dict[str, Count], Field(min_length=1)]
     question_seed: Count
     cluster_of: dict[str, str]
+    data: _Data | None = None
+    prompts_sha256: str | None = None
+    model: str | None = None
+    model_sha256: str | None = None
+    adapter_sha256: str | None = None
+    env: str | None = None
+    base: dict[str, Any] | None = None
+    gain_parts: Any = None
+
+    def result(self) -> Result:
+        """The result alone."""
+        settings = self.settings
+        sampling = Sampling(self.samples, settings.max_tokens, settings.temperature, settings.top_p)
+        return Result(
+            sampling, settings.seed, self.pass_k(), self.right, mean_length=self.length_mean, truncated=self.truncated,
+            seconds=self.seconds, question_seed=self.question_seed, clusters=self.cluster_of,
+        )  # fmt: skip
 
     def pass_k(self) -> tuple[int, ...]:
         """The k of its estimates of pass@k."""
@@ -198,7 +211,7 @@ class _Stored(BaseModel):
         return tuple(int(name.removeprefix("pass@")) for name in names if re.fullmatch(r"pass@[1-9]\d{0,5}", name))
 
     @model_validator(mode="after")
-    def _is_possible(self) -> _Stored:
+    def _is_possible(self) -> Stored:
         if any(right > self.samples for right in self.right.values()) or any(k > self.samples for k in self.pass_k()):
             raise PydanticCustomError("impossible", f"more answers are right than the {self.samples} that were asked for")
         return self

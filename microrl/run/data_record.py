@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from microrl.config import RunConfig
 from microrl.config.paths import is_local_data
 from microrl.config.schema import DataConfig
+from microrl.data.fingerprint import Fingerprint, fingerprint
 from microrl.data.load import Question, load_questions
 from microrl.data.sft_examples import Solution
 from microrl.errors import UserError
@@ -21,29 +21,6 @@ CHOICE = (
     "long_prompts",
 )  # fmt: skip
 """Keys of `data` that determine which rows are read."""
-
-
-class Fingerprint(BaseModel):
-    """Of a data set: `sha256` is over the (question, answer) or (question, solution) pairs, in order and as read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    rows: int = Field(ge=0)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-
-    def __str__(self) -> str:
-        return f"{self.rows:,} rows, sha256 {self.sha256[:12]}..."
-
-
-def fingerprint(name: str, pairs: Iterable[tuple[str, str]]) -> Fingerprint:
-    """The fingerprint of the pairs of the data set `name`."""
-    digest, rows = hashlib.sha256(), 0
-    for rows, pair in enumerate(pairs, 1):  # noqa: B007, its last value counts
-        for text in pair:
-            content = text.encode("utf-8", "surrogatepass")
-            digest.update(len(content).to_bytes(8, "big") + content)
-    return Fingerprint(name=name, rows=rows, sha256=digest.hexdigest())
 
 
 class Record(BaseModel):
