@@ -19,8 +19,9 @@ from microrl.errors import UserError
 if TYPE_CHECKING:
     from microrl.commands.compare import Row
     from microrl.evaluation.intervals import Estimate
+    from microrl.evaluation.seeds import OverSeeds
     from microrl.sweep.contrast import Contrast
-    from microrl.sweep.table import Setting, Spread
+    from microrl.sweep.table import Setting
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -118,9 +119,9 @@ def compare(
 
 def _settings(settings: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
     """What the settings of a sweep took and did, beside their accuracy: means and standard deviations over seeds."""
-    from microrl.sweep.table import Spread
+    from microrl.evaluation.seeds import OverSeeds
 
-    def shown(value: Spread | None, form: str, factor: float = 1.0) -> str:
+    def shown(value: OverSeeds | None, form: str, factor: float = 1.0) -> str:
         if value is None:
             return ""
         spread = "" if value.deviation is None else f" ± {factor * value.deviation:{form}}"
@@ -129,7 +130,7 @@ def _settings(settings: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
     head = ["method", "seeds", "scale", "trained %", "minutes", "steps", "$", "entropy change %", "KL to base"]
     rows = []
     for setting in settings:
-        scale, trained = (None if value is None else Spread(value, None) for value in (setting.scale, setting.trained))
+        scale, trained = (None if value is None else OverSeeds(value, None) for value in (setting.scale, setting.trained))
         costs = setting.usd if setting.usd and setting.usd.mean else None
         rows.append([
             setting.method, str(setting.seeds), shown(scale, "g"), shown(trained, ".3g", 100), shown(setting.hours, ".2f", 60),

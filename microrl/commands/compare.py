@@ -16,10 +16,10 @@ from microrl.config import RunConfig
 from microrl.config.resolve import as_set, leaves
 from microrl.errors import UserError
 from microrl.evaluation.answer import ONE_WAY, Answer
-from microrl.evaluation.gain_parts import PARTS, GainParts, over_runs
+from microrl.evaluation.gain_parts import PARTS, GainParts
 from microrl.evaluation.intervals import Estimate, named
 from microrl.evaluation.result import clusters
-from microrl.evaluation.seeds import accuracy_of, difference, holm
+from microrl.evaluation.seeds import accuracy_of, difference, holm, over_runs
 from microrl.report.history import History
 from microrl.report.several import answer_of
 from microrl.run import summary

@@ -17,11 +17,9 @@ have none: what is not in their form counts as wrong.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -72,21 +70,6 @@ class StoredAnswer:
         if self.is_truncated:
             return "length"
         return "form" if self.reading is not None and self.reading in right_readings else "answer"
-
-
-def over_runs(shares: Sequence[Estimate]) -> Estimate:
-    """The mean of one part over runs that answered the same questions, with its 95 % interval.
-
-    What the questions add does not shrink with more runs: the widest of the runs' own intervals stands for it. What the seeds add
-    is the t interval of the runs' means. The half widths are added in squares.
-    """
-    from scipy import special
-
-    means, count = [one.mean for one in shares], len(shares)
-    mean = fmean(means)
-    of_seeds = float(special.stdtrit(count - 1, 1 - TAIL)) * stdev(means) / math.sqrt(count) if count > 1 else 0.0
-    below, above = (max(abs(one.ci95[end] - one.mean) for one in shares) for end in (0, 1))
-    return Estimate(mean, (max(mean - math.hypot(below, of_seeds), -1.0), min(mean + math.hypot(above, of_seeds), 1.0)))
 
 
 @dataclass(frozen=True, slots=True)

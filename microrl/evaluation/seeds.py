@@ -1,9 +1,12 @@
-"""Means and gains over several runs of one configuration: both the seeds and the questions are samples."""
+"""Means and gains over several runs of one configuration: both the seeds and the questions are samples. And of what has no
+questions, the mean and deviation over seeds alone."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from microrl.evaluation.intervals import TAIL, Estimate, gain_interval, mean_share, named, spread
@@ -125,6 +128,37 @@ def holm(p_values: Sequence[float | None], family: int | None = None) -> list[fl
     for rank, (p, place) in enumerate(known):
         adjusted[place] = last = max(last, min((left - rank) * p, 1.0))
     return adjusted
+
+
+@dataclass(frozen=True, slots=True)
+class OverSeeds:
+    """The mean over seeds, and the standard deviation; None with one seed."""
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> OverSeeds | None:
+        """None if a seed has no value."""
+        known = [value for value in values if value is not None]
+        if not known or len(known) < len(values):
+            return None
+        return cls(fmean(known), stdev(known) if len(known) > 1 else None)
+
+
+def over_runs(shares: Sequence[Estimate]) -> Estimate:
+    """The mean of one part of a gain over runs that answered the same questions, with its 95 % interval.
+
+    What the questions add does not shrink with more runs: the widest of the runs' own intervals stands for it. What the seeds add
+    is the t interval of the runs' means. The half widths are added in squares.
+    """
+    from scipy import special
+
+    means, count = [one.mean for one in shares], len(shares)
+    mean = fmean(means)
+    of_seeds = float(special.stdtrit(count - 1, 1 - TAIL)) * stdev(means) / math.sqrt(count) if count > 1 else 0.0
+    below, above = (max(abs(one.ci95[end] - one.mean) for one in shares) for end in (0, 1))
+    return Estimate(mean, (max(mean - math.hypot(below, of_seeds), -1.0), min(mean + math.hypot(above, of_seeds), 1.0)))
 
 
 def _shared(runs: Sequence[Run]) -> list[str]:

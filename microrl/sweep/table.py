@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from microrl.config.adapter import LowRankConfig
 from microrl.evaluation.intervals import Estimate
+from microrl.evaluation.seeds import OverSeeds
 from microrl.files import BadFile
 from microrl.report.history import History, finite
 from microrl.run.remedies import to_evaluate
@@ -99,22 +99,6 @@ def left_out(folder: SweepFolder) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """The mean over seeds, and the standard deviation; None with one seed."""
-
-    mean: float
-    deviation: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float | None]) -> Spread | None:
-        """None if a seed has no value."""
-        known = [value for value in values if value is not None]
-        if not known or len(known) < len(values):
-            return None
-        return cls(fmean(known), stdev(known) if len(known) > 1 else None)
-
-
-@dataclass(frozen=True, slots=True)
 class Setting:
     """The trials that differ in their seeds alone, as far as they have ended."""
 
@@ -123,12 +107,12 @@ class Setting:
     scale: float | None
     trained: float | None
     """Trained parameters over all of the model's."""
-    hours: Spread | None
-    steps: Spread | None
-    usd: Spread | None
-    entropy_change: Spread | None
+    hours: OverSeeds | None
+    steps: OverSeeds | None
+    usd: OverSeeds | None
+    entropy_change: OverSeeds | None
     """(H_end - H_start) / H_start on the held-out problems (micro, table 2)."""
-    kl_to_base: Spread | None
+    kl_to_base: OverSeeds | None
     """`History.kl_to_base`: nats per token (kl, figure 2)."""
 
 
@@ -182,11 +166,11 @@ def _setting(name: str, ended_trials: Sequence[tuple[Line, History]]) -> Setting
         len(ended_trials),
         ended_trials[0][0].scale,
         _trained(ended_trials[0][1]),
-        Spread.of([one.hours_spent for one in summaries]),
-        Spread.of([one.steps for one in summaries]),
-        Spread.of([one.cost_usd for one in summaries]),
-        Spread.of([None if (values := history.entropies()) is None else values[2] for _, history in ended_trials]),
-        Spread.of([history.kl_to_base() for _, history in ended_trials]),
+        OverSeeds.of([one.hours_spent for one in summaries]),
+        OverSeeds.of([one.steps for one in summaries]),
+        OverSeeds.of([one.cost_usd for one in summaries]),
+        OverSeeds.of([None if (values := history.entropies()) is None else values[2] for _, history in ended_trials]),
+        OverSeeds.of([history.kl_to_base() for _, history in ended_trials]),
     )
 
 

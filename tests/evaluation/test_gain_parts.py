@@ -10,9 +10,10 @@ from made_answers import BOXED, UNBOXED, UNFINISHED, WRONG, WRONG_UNBOXED, store
 
 from microrl.answers import lenient_answer
 from microrl.config import resolve
-from microrl.evaluation.gain_parts import PARTS, over_runs
+from microrl.evaluation.gain_parts import PARTS
 from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.result import Result, gains
+from microrl.evaluation.seeds import over_runs
 from microrl.report.transcripts import gain_parts
 from microrl.rewards.scorer import make_scorer
 from microrl.types import Sampling
