@@ -20,7 +20,7 @@ from microrl.plan.show import brief
 from microrl.plan.source import shape_of
 from microrl.rewards.custom.probe import probe
 from microrl.rewards.scorer import in_words, make_scorer
-from microrl.run.teacher import find, shares_base, size
+from microrl.run.teacher import find, naming, shares_base, size
 
 Value = TypeVar("Value")
 SHOWN = 3
@@ -116,7 +116,9 @@ def _teacher(config: RunConfig, tokenizer: Any, questions: Sequence[Question], t
     if tokenizer is None:
         return [f"note: without the model's tokenizer, that of the teacher {name} is not compared"]
     notes: list[str] = []
-    if (theirs := _at_hand(lambda: _tokenizer(config.model.model_copy(update={"name": source.model})), notes)) is None:
+    with naming(name):
+        theirs = _at_hand(lambda: _tokenizer(config.model.model_copy(update={"name": source.model})), notes)
+    if theirs is None:
         return notes
     teacher.refuse_other_tokens(name, theirs, tokenizer, teacher.rendering(config, questions, tools))
     return [f"teacher {name}: a second model, with the same tokens and prompts as the student"]

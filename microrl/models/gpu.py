@@ -90,8 +90,11 @@ def cache_bytes(
     )
 
 
-def require_room(needed: int, what: str) -> None:
-    """Raises UserError where the card has not this many bytes free for something, naming who else is on it."""
+def require_room(needed: int, what: str, smaller: str = "use a smaller model") -> None:
+    """Raises UserError where the card has not this many bytes free for something, naming who else is on it.
+
+    The hint is `smaller` where it would not fit beside what this process holds if no other were there.
+    """
     if not torch.cuda.is_available():
         return
     free, total = torch.cuda.mem_get_info()
@@ -102,7 +105,7 @@ def require_room(needed: int, what: str) -> None:
     raise UserError(
         f"{what} takes {needed / GB:.1f} GB, but only {free / GB:.1f} of the GPU's {total / GB:.1f} GB are free"
         + (f" ({who})" if who else ""),
-        "stop the other processes on this GPU" if needed <= 0.95 * total else "use a smaller model",
+        "stop the other processes on this GPU" if needed + torch.cuda.memory_reserved() <= 0.95 * total else smaller,
     )
 
 

@@ -40,6 +40,8 @@ NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 TEXT_PART = {r"^(model\.)?language_model\.lm_head\.": "lm_head.", r"^(model\.)?language_model\.(model\.)?": "model."}
 """What checkpoints with several parts call the tensors of their language model, and what these are called in it alone."""
 
+SMALLER = "use a smaller model, or load it in 4 bits: --set model.quant=nf4"
+
 Progress = Callable[..., Iterator[Any]]
 """Passes items on and shows how many of so many there were, with a label; see `RunConsole.progress`."""
 
@@ -66,7 +68,7 @@ def load(config: ModelConfig, progress: Progress = unseen) -> LoadedModel:
     dtype = dtype_of(config.dtype, device)
     path = Path(config.name).expanduser()
     if config.quant is None and path.is_dir():
-        gpu.require_room(sum(file.stat().st_size for file in path.glob("*.safetensors")), config.name)
+        gpu.require_room(sum(file.stat().st_size for file in path.glob("*.safetensors")), config.name, SMALLER)
     if config.name.endswith(".gguf"):
         model, tokenizer = _load_gguf(path, dtype, progress)
     else:
@@ -76,7 +78,7 @@ def load(config: ModelConfig, progress: Progress = unseen) -> LoadedModel:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if config.quant is None:
-        gpu.require_room(gpu.weight_bytes(model), config.name)
+        gpu.require_room(gpu.weight_bytes(model), config.name, SMALLER)
     else:
         _to_4_bits(model, device, config.name)
     model.to(device).eval().requires_grad_(False)

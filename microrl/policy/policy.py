@@ -60,7 +60,7 @@ class Policy:
         progress: Progress = unseen,
         teacher: Teacher | None = None,
     ) -> None:
-        self._algorithm, self._teacher = algorithm.make(config), teacher
+        self._algorithm, self.teacher = algorithm.make(config), teacher
         assert teacher is not None or not self._algorithm.needs_teacher
         self._optim = config.optim
         self._temperature = config.sampling.temperature
@@ -282,8 +282,8 @@ class Policy:
         """The loss of one micro-batch, already divided by the whole mini-batch's denominators."""
         mask_BT, row_numbers = batch.mask_BT, batch.rows
         compared = None
-        if self._teacher is not None:  # before the activations of the gradient are there
-            compared = self._teacher.compared(batch, self._algorithm.top_k, self._algorithm.has_policy_gradient)
+        if self.teacher is not None:  # before the activations of the gradient are there
+            compared = self.teacher.compared(batch, self._algorithm.top_k, self._algorithm.has_policy_gradient)
         new_BT, entropy_BT = self.token_scores(batch, compared=compared)
         teacher = None if compared is None else compared.scores(mask_BT)
         engine_BT = stack([torch.tensor(rows[row].engine_logprobs) for row in row_numbers], new_BT)

@@ -45,9 +45,12 @@ def _shrink(policy: Policy, minibatches: Minibatches, why: str) -> None:
         policy.checkpoint_activations()
         how = "activation recomputation (model.gradient_checkpointing)"
     else:
+        is_taught = policy.teacher is not None
+        beside = " beside the teacher" if is_taught else ""
+        quant = "--set distill.quant=nf4 (if the teacher is a second model), " if is_taught else ""
         raise MachineFailure(
-            f"out of memory in the update, with one completion at a time: {why}",
-            in_a_new_run("--set model.gradient_checkpointing=auto or a lower --set sampling.max_completion_tokens=N"),
+            f"out of memory in the update{beside}, with one completion at a time: {why}",
+            in_a_new_run(f"{quant}--set model.gradient_checkpointing=auto or a lower --set sampling.max_completion_tokens=N"),
         )
     policy.on_event(
         "out of memory", f"in the update: {how} from now on", tokens_per_microbatch=policy.max_tokens,

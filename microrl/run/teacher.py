@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from microrl.adapters.settings import SETTINGS, base_of
 from microrl.config import RunConfig
 from microrl.config.paths import expanded, identity, local_model
-from microrl.errors import UserError
+from microrl.errors import Explained, UserError
 from microrl.run.folder import RunFolder, run_above
 
 if TYPE_CHECKING:
@@ -44,11 +46,21 @@ class Source(NamedTuple):
         return ", ".join(differing + ["env.target"] * (self.config.env.target != config.env.target))
 
 
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Errors inside say that they are this teacher's, and name its key for 4 bits instead of the model's."""
+    try:
+        yield
+    except Explained as error:
+        message, hint = (said and said.replace("model.quant", "distill.quant") for said in (error.message, error.hint))
+        raise type(error)(f"the teacher {name}: {message}", hint) from error
+
+
 def find(name: str) -> Source:
     """The teacher of this name. Raises UserError if it does not exist; a run that is resumed looks for it again."""
     path = Path(expanded(name, "`distill.teacher`"))
     run = path if RunFolder.is_one(path) else run_above(path) if path.is_dir() else None
-    try:
+    with naming(name):
         if run is not None:
             folder = RunFolder.open(run)
             config, update = folder.settings(), folder.final() if path == run else path
@@ -66,8 +78,6 @@ def find(name: str) -> Source:
         else:
             source = Source(name, None)
         local_model(source.model)
-    except UserError as error:
-        raise UserError(f"the teacher {name}: {error.message}", error.hint) from None
     return source
 
 
@@ -101,7 +111,9 @@ def size(config: RunConfig, *, is_at_hand: bool = False) -> TeacherSize | None:
     teacher = find(config.asked_teacher)
     if is_at_hand and not shapes.is_at_hand(teacher.model):
         return None
-    shape, pairs, changed = shapes.shape_of(teacher.model), 0.0, 0
+    with naming(config.asked_teacher):
+        shape = shapes.shape_of(teacher.model)
+    pairs, changed = 0.0, 0
     if teacher.config is not None and teacher.update is not None:
         adapter = teacher.config.adapter
         targets = shape.targets(adapter)

@@ -21,7 +21,7 @@ from microrl.policy.teacher import Teacher
 from microrl.quickstart import model as quickstart
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.run.teacher import find, shares_base
+from microrl.run.teacher import find, naming, shares_base
 from microrl.types import BASE, Prompt
 
 RECORD = "teacher.json"
@@ -53,11 +53,14 @@ def load_teacher(
     if not shares_base(source, config):
         changes = {"name": source.model, "quant": config.distill.quant or source.quant}
         settings = quickstart.located(config.model.model_copy(update=changes), console)
-        refuse_other_tokens(name, load_tokenizer(settings), tokenizer, rendering(config, questions, tools))
-        with threads(torch.get_num_threads()):  # loading sets those that suit the teacher
+        with naming(name):
+            theirs = load_tokenizer(settings)
+        refuse_other_tokens(name, theirs, tokenizer, rendering(config, questions, tools))
+        with naming(name), threads(torch.get_num_threads()):  # loading sets those that suit the teacher
             base = load_checked(settings, console.progress).model
         how = f"a second model of {base.num_parameters():,} parameters"
-    update = BASE if source.update is None else read(source.update, base)
+    with naming(name):
+        update = BASE if source.update is None else read(source.update, base)
     if source.update is not None:
         _hold(name, folder_sha256(source.update), folder)
     if update.merged and base is student:

@@ -10,6 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from microrl.adapters.attach import attach
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
+from microrl.errors import MachineFailure
 from microrl.models.nf4 import quantize
 from microrl.models.tensors import weight_sharing_copy, weights
 from microrl.models.ways import Ways
@@ -168,6 +169,17 @@ def test_a_token_beyond_the_teachers_vocabulary_is_impossible():
     update = policy.update(Batch(ROWS, 2, 0), 1e-4)
     assert update.teacher_impossible == 2, "42 and 43"
     assert update.skipped == 0 and 100 * 2 / 13 - 10 < update.distill_kl < 100 * 2 / 13 + 10
+
+
+def test_without_memory_for_one_completion_the_teacher_is_named(monkeypatch):
+    def failing(self, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Teacher, "scores", failing)
+    policy = with_adapter(small("qwen2").double(), teacher=Teacher(small("llama").double(), BASE), **FLAGS)
+    with pytest.raises(MachineFailure, match="out of memory in the update beside the teacher, with one completion") as caught:
+        policy.update(Batch(ROWS, 2, 0), 1e-3)
+    assert "--set distill.quant=nf4 (if the teacher is a second model), --set model.grad" in caught.value.hint
 
 
 @pytest.mark.parametrize("at", [1, 2])

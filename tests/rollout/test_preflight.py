@@ -213,6 +213,10 @@ def test_a_model_that_has_no_room_on_the_card_is_refused_before_it_is_moved(monk
     with pytest.raises(UserError) as caught:
         gpu.require_room(int(60e9), "m")
     assert caught.value.hint == "use a smaller model"
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: int(44e9))  # of the student, beside which a teacher has no room
+    with pytest.raises(UserError) as caught:
+        gpu.require_room(int(3e9), "m", "in 4 bits")
+    assert caught.value.hint == "in 4 bits"
 
 
 def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from microrl.algorithm.batch import Row
 from microrl.config import resolve
 from microrl.data.prompts import no_tools
 from microrl.errors import UserError
+from microrl.models.load import load_tokenizer
 from microrl.models.tiny import build_model, build_tokenizer
 from microrl.policy.microbatch import pad
 from microrl.policy.teacher import Teacher
@@ -163,6 +165,41 @@ def test_a_dry_run_compares_the_tokenizers(inside, tiny_arguments, other_model, 
         assert done.returncode == 0 and said in " ".join(done.stdout.split()), done.stderr
     same = inside("train", *tiny_arguments, "--steps", 1, "--teacher", model_folder, "--dry-run")
     assert same.returncode == 2 and "there is nothing to learn from it" in " ".join(same.stderr.split()), same.stderr
+
+
+def test_a_teacher_that_cannot_be_loaded_is_named(
+    inside, tiny_arguments, other_model, wares, model, model_folder, monkeypatch, tmp_path
+):
+    """Its files are cut short, there is no bitsandbytes, or no room on the card."""
+
+    def refused(teacher, **flags):
+        config = resolve((), {"model.name": str(model_folder), "distill.teacher": str(teacher), **flags})
+        with pytest.raises(UserError) as caught:
+            load_teacher(config, model, load_tokenizer(config.model), (), no_tools, None, RunConsole())
+        assert caught.value.message.startswith(f"the teacher {teacher}: ")
+        return caught.value.message, caught.value.hint
+
+    cut = shutil.copytree(other_model, tmp_path / "cut")
+    weights = (cut / "model.safetensors").read_bytes()
+    (cut / "model.safetensors").write_bytes(weights[:-1000])
+    assert f"{cut} cannot be loaded: " in refused(cut)[0]
+    adapter = shutil.copytree(wares / "adapter", tmp_path / "adapter")
+    (adapter / "adapter_model.safetensors").write_bytes(b"cut")
+    assert "adapter_model.safetensors" in refused(adapter)[0]
+    (cut / "tokenizer.json").write_text("{}")
+    assert f"{cut} cannot be loaded: " in refused(cut)[0]
+    done = inside("train", *tiny_arguments, "--steps", 1, "--teacher", cut, "--dry-run")
+    assert done.returncode == 2 and f"the teacher {cut}: {cut} cannot be loaded: " in " ".join(done.stderr.split()), done.stderr
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "microrl.models.nf4", None)
+        patch.delattr("microrl.models.nf4", raising=False)
+        assert "distill.quant=nf4: bitsandbytes is not installed" in refused(other_model, **{"distill.quant": "nf4"})[0]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1000, 1000))
+    monkeypatch.setattr("microrl.models.gpu.others_on_card", lambda: ())
+    message, hint = refused(other_model)
+    assert "of the GPU's 0.0 GB are free" in message and hint.endswith("load it in 4 bits: --set distill.quant=nf4")
 
 
 @pytest.mark.slow
