@@ -28,14 +28,14 @@ class Algorithm(dapo.Algorithm):
 
         The expectation of teacher - old over the student's tokens is -KL(student || teacher). Each token gets its own term of it
         alone: its effect on later tokens is ignored, as in Thinking Machines' recipe. Both log-probabilities are clamped to at
-        least -100 nats.
+        least -100 nats, and the term of a token for which the teacher's is not finite is 0.
 
         With `distill.top_k`, the teacher is not in A: the KL over several outcomes is differentiated itself.
         """
         assert tokens.teacher_BT is not None, "distillation without the teacher's log-probabilities"
         advantages_BT = torch.zeros_like(tokens.old_BT)
         if self.top_k is None:
-            advantages_BT = terms.mismatch(tokens.teacher_BT, tokens.old_BT)
+            advantages_BT = terms.mismatch(tokens.teacher_BT, tokens.old_BT).where(tokens.teacher_BT.isfinite(), 0.0)
         if self.reward_weight:
             advantages_BT = advantages_BT + self.reward_weight * tokens.advantages_B[:, None]
         ratio_BT = (tokens.new_BT - tokens.old_BT).exp()

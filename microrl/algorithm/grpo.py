@@ -35,7 +35,7 @@ class Tokens(NamedTuple):
     weights_BT: torch.Tensor
     """Of `token_weights`, over the whole mini-batch."""
     teacher_BT: torch.Tensor | None = None
-    """Under the teacher; None where there is none."""
+    """Under the teacher, not always finite; None where there is none."""
     divergence_BT: torch.Tensor | None = None
     """KL(policy || teacher) over `distill.top_k` outcomes, with a gradient; None: it is not computed."""
 

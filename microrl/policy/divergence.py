@@ -74,7 +74,8 @@ class Divergence(Comparison):
     2306.13649): with the probabilities p and the gap d = log p - log q of an outcome, d KL / d logit(v) = p(v) (d(v) - KL).
 
     Heads may be padded to different sizes: both distributions are those over the ids that both heads have. Log-probabilities
-    below -100 nats or not finite count as -100. The scores of the drawn tokens come from the same logits.
+    below -100 nats or not finite count as -100. The scores of the drawn tokens come from the same logits; a position where the
+    drawn token's is not finite has no part in the loss.
     """
 
     divergence_N: torch.Tensor
@@ -122,6 +123,9 @@ class Divergence(Comparison):
 
     def scores(self, mask_BT: torch.Tensor) -> TeacherScores:
         return TeacherScores(*(at_drawn(one, mask_BT) for one in (self.logprobs_N, self.entropy_N, self.best_N)))
+
+    def divergence(self, mask_BT: torch.Tensor) -> torch.Tensor:
+        return at_drawn(self.divergence_N.where(self.logprobs_N.isfinite(), 0.0), mask_BT)
 
     def _compare(self, log_p_CV: torch.Tensor, log_q_CV: torch.Tensor, q_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """KL, [C], and its gradient with respect to the student's logits, [C, V]."""

@@ -155,7 +155,7 @@ def _score_(
     sum_C = exp_CV.sum(dim=1)
     logprobs_C.copy_(logits_CV.gather(1, targets_C1).squeeze(1) - sum_C.log())
     logits_CV *= exp_CV  # not `vecdot`, which makes a tensor of its own
-    entropy_C.copy_(sum_C.log() - logits_CV.sum(dim=1) / sum_C)
+    entropy_C.copy_(sum_C.log() - logits_CV.nansum(dim=1) / sum_C)  # a logit of -inf has made -inf * 0
     if slope_CV is None:
         return
     # A target's difference is taken between probabilities, in fp32: between rows of bf16 weights a confident token's gradient

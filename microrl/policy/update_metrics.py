@@ -12,7 +12,7 @@ from microrl.algorithm.loss import MAX_MISMATCH, mismatch
 from microrl.errors import UserError
 from microrl.policy.divergence import TeacherScores
 
-MEANS = ("kl_sampler", "outside_share", "clip_fraction", "kl_ref", "distill_kl", "teacher_entropy", "agreement")
+MEANS = ("kl_sampler", "outside_share", "clip_fraction", "kl_ref", "distill_kl", "agreement")
 """The fields of `Update` that are means over the tokens that the policy drew."""
 
 
@@ -37,6 +37,8 @@ class Update:
     teacher_entropy: float | None = None
     teacher_impossible: int | None = None
     agreement: float | None = None
+    tokens: int = 0
+    """Number of drawn tokens; no metric."""
 
     def metrics(self, entropy_start: float) -> dict[str, Any]:
         """The metrics of these names; `entropy_start` is step 0's entropy, nats."""
@@ -123,17 +125,20 @@ class UpdateMetrics:
             sums["kl_ref"] += total(kl_BT * mask_BT)
         if teacher is not None:
             sums["distill_kl"] += total(mismatch(old_BT, teacher.logprobs_BT))  # 0 outside of the mask
-            sums["teacher_entropy"] += total(teacher.entropy_BT)
-            sums["teacher_impossible"] += int((~teacher.logprobs_BT.isfinite()).sum())
-            sums["teacher_known"] += int((teacher.logprobs_BT.isfinite() & mask_BT).sum())
+            known_BT = teacher.logprobs_BT.isfinite() & mask_BT
+            sums["teacher_entropy"] += total(teacher.entropy_BT.where(known_BT, 0.0))
+            sums["teacher_known"] += int(total(known_BT))
+            sums["teacher_impossible"] += int(total(mask_BT & ~known_BT))
         if agrees_BT is not None:
             sums["agreement"] += total(agrees_BT)
 
     def refuse_silent_teacher(self) -> None:
-        """Raise UserError where the teacher's log-probabilities are not finite for any token so far."""
-        if "teacher_known" in self._sums and not self._sums["teacher_known"]:
+        """Raise UserError where the teacher's log-probabilities are not finite for most of the tokens so far."""
+        known, impossible = (self._sums.get(name, 0) for name in ("teacher_known", "teacher_impossible"))
+        if impossible > known:
             raise UserError(
-                f"the teacher's log-probabilities are not finite for any of the {self._sums['teacher_impossible']} drawn tokens",
+                f"the teacher's log-probabilities are not finite for {f'{impossible:,}' if known else 'any'} of the "
+                f"{known + impossible:,} drawn tokens",
                 "its weights may be broken: look at what it writes with microrl sample, or choose another --teacher",
             )
 
@@ -156,6 +161,8 @@ class UpdateMetrics:
             fraction=self.fraction,
             skipped=self._skipped,
             reason=self.reason,
+            teacher_entropy=sums["teacher_entropy"] / sums["teacher_known"] if "teacher_known" in sums else None,
             teacher_impossible=sums.get("teacher_impossible"),
+            tokens=self._tokens,
             **{name: sums[name] / self._tokens for name in MEANS if name in sums},
         )

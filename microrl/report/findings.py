@@ -58,6 +58,7 @@ EVENTS: dict[str, str] = {
     "episodes cut short": "after a timeout, make the tools faster or raise env.deadline_s; after signal 9, lower env.memory_gb "
     "or free memory; else run the tool by itself to see why it exits",
     "reward failed": "repair the reward function; call it by itself on the row that the message names",
+    "impossible tokens": "see what the teacher writes (microrl sample): if its weights are broken, choose another --teacher",
     "update skipped": "",
     "step shrunk": "",
     "rate at its cap": "raise adapter.alpha, or choose another adapter",

@@ -172,6 +172,10 @@ def record(
         )
         if update.reason:
             folder.event("update skipped", update.reason, step=step)
+        if impossible := update.teacher_impossible:
+            share = f"{impossible:,} of {update.tokens:,} drawn tokens ({impossible / update.tokens:.1%})"
+            said = f"the teacher's log-probability is not finite for {share}; they learn nothing from it"
+            run.announce("impossible tokens", said, step=step, count=impossible)
         if row["reward/killed"]:
             folder.event("checks killed", run.scorer.why_killed(row["reward/killed"]), step=step)
         for why, count in metrics.deaths(sampled).most_common():

@@ -59,12 +59,12 @@ def test_a_student_that_equals_its_teacher_has_no_gradient():
     assert (new_BT.grad == 0).all()
 
 
-def test_what_the_teacher_calls_impossible_is_bounded():
-    """-inf, NaN and -200 nats: A is -100 - old."""
+def test_what_the_teacher_calls_impossible_has_no_gradient_from_it():
+    """-inf and NaN: A is 0. -200 nats are bounded: A is -100 - old."""
     of, mask_BT = made(), torch.ones(1, 4, dtype=torch.bool)
     new_BT = torch.full((1, 4), -1.0, dtype=torch.float64, requires_grad=True)
     teacher_BT = torch.tensor([[-math.inf, math.nan, -200.0, -1.0]], dtype=torch.float64)
     old_BT = new_BT.detach()
     tokens = Tokens(new_BT, old_BT, old_BT, None, torch.ones(1).double(), mask_BT, of.token_weights(mask_BT), teacher_BT)
     of.loss(tokens).loss.backward()
-    assert new_BT.grad.tolist() == [[99 / 4, 99 / 4, 99 / 4, 0.0]]
+    assert new_BT.grad.tolist() == [[0.0, 0.0, 99 / 4, 0.0]]

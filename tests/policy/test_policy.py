@@ -61,6 +61,17 @@ def test_chunked_logprobs_equal_whole_vocabulary_ones(temperature):
 
 
 @pytest.mark.usefixtures("small_chunks")
+def test_the_entropy_beside_an_impossible_token_is_that_of_the_others():
+    torch.manual_seed(0)
+    hidden, targets = torch.randn(37, 16, dtype=torch.float64), torch.randint(49, (37,))
+    head = torch.nn.Linear(16, 50, dtype=torch.float64).requires_grad_(False)
+    others = Head(head.weight[:49], head.bias[:49])
+    head.bias[49] = -torch.inf
+    found, expected = (chosen_logprobs(hidden, targets, one) for one in (Head(head.weight, head.bias), others))
+    assert all(torch.allclose(*pair, atol=1e-12) for pair in zip(found, expected, strict=True)) and found[1].min() > 1
+
+
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize(
     "transform", [None, LogitTransform(scale=0.4), LogitTransform(cap=3.0), LogitTransform(scale=2.5, cap=1.5)]
 )

@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from microrl.adapters.attach import attach
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
-from microrl.errors import MachineFailure
+from microrl.errors import MachineFailure, UserError
 from microrl.models.nf4 import quantize
 from microrl.models.tensors import weight_sharing_copy, weights
 from microrl.models.ways import Ways
@@ -169,6 +169,34 @@ def test_a_token_beyond_the_teachers_vocabulary_is_impossible():
     update = policy.update(Batch(ROWS, 2, 0), 1e-4)
     assert update.teacher_impossible == 2, "42 and 43"
     assert update.skipped == 0 and 100 * 2 / 13 - 10 < update.distill_kl < 100 * 2 / 13 + 10
+
+
+def broken_at(token):
+    """A teacher that finds no log-probability from this token on."""
+    other = small("llama").double()
+    other.get_input_embeddings().weight[token] = torch.nan
+    return Teacher(other, BASE)
+
+
+@pytest.mark.parametrize("top_k", [None, 4, "all"])
+def test_tokens_that_the_teacher_calls_impossible_have_no_gradient(top_k):
+    """5 of 13, in the last two rows, of which one counts: what is left is the mean over 10 tokens of the first two rows' 8."""
+    flags, first = {**FLAGS, "distill.top_k": top_k}, Batch(ROWS[:2], 1, 0)
+    policy = with_adapter(small("qwen2").double(), teacher=broken_at(30), **flags)
+    meant = [gradient * 8 / 10 for gradient in gradients(policy, first)]
+    assert relative_gap(gradients(policy, Batch(ROWS, 2, 0)), meant) < 1e-6
+    update, alone = (
+        with_adapter(small("qwen2").double(), teacher=broken_at(30), **flags).update(batch, 0.0)
+        for batch in (Batch(ROWS, 2, 0), first)
+    )
+    assert (update.teacher_impossible, update.tokens, alone.teacher_impossible) == (5, 13, 0)
+    assert update.teacher_entropy == pytest.approx(alone.teacher_entropy, rel=1e-9)
+
+
+def test_a_teacher_that_calls_most_tokens_impossible_ends_the_update():
+    policy = with_adapter(small("qwen2").double(), teacher=broken_at(5), **FLAGS)
+    with pytest.raises(UserError, match="not finite for 8 of the 13 drawn tokens"):
+        policy.update(Batch(ROWS, 2, 0), 1e-3)
 
 
 def test_without_memory_for_one_completion_the_teacher_is_named(monkeypatch):

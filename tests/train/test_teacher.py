@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 
+import masking_teacher
 import pytest
 import torch
 from whole_runs import rows
@@ -17,6 +18,8 @@ from microrl.models.load import load_tokenizer
 from microrl.models.tiny import build_model, build_tokenizer
 from microrl.policy.microbatch import pad
 from microrl.policy.teacher import Teacher
+from microrl.report.findings import findings
+from microrl.report.history import History
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.run.teacher import Source, find, refuse_own_start, shares_base
@@ -200,6 +203,23 @@ def test_a_teacher_that_cannot_be_loaded_is_named(
     monkeypatch.setattr("microrl.models.gpu.others_on_card", lambda: ())
     message, hint = refused(other_model)
     assert "of the GPU's 0.0 GB are free" in message and hint.endswith("load it in 4 bits: --set distill.quant=nf4")
+
+
+def test_tokens_that_a_teacher_calls_impossible_are_told(inside, tiny_arguments, tmp_path):
+    """60 of 288, from a model whose entropy is known nevertheless."""
+    teacher, out = masking_teacher.make(tmp_path / "teacher", range(97, 157)), tmp_path / "run"
+    done = inside("train", *tiny_arguments, "--steps", 2, "--teacher", teacher, "--out", out)
+    said = "the teacher's log-probability is not finite for "
+    assert done.returncode == 0 and " ".join(done.stderr.split()).count(f"impossible tokens: {said}") == 1, done.stderr
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    told = [event for event in events if event["kind"] == "impossible tokens"]
+    counts = [line["distill/impossible_tokens"] for line in rows(out)]
+    assert [event["count"] for event in told] == counts and 0 not in counts
+    assert all(line["distill/teacher_entropy"] > 1 and line["update/skipped"] == 0 for line in rows(out))
+    drawn = round(rows(out)[0]["tokens/generated"])
+    assert told[0]["message"].startswith(f"{said}{counts[0]} of {drawn} drawn tokens ({counts[0] / drawn:.1%})")
+    (finding,) = (one for one in findings(History.load(out)) if one.kind == "impossible tokens")
+    assert finding.count == 2 and finding.message.startswith(f"the first time, {said}{counts[0]} of") and finding.advice
 
 
 @pytest.mark.slow
