@@ -148,8 +148,8 @@ class DistillConfig(Section):
     model. None: as the teacher was trained, and the student's base where that is the same."""
     top_k: Annotated[int, Field(gt=0)] | Literal["all"] | None = None
     """Outcomes over which KL(student || teacher) is computed at each position, with its exact gradient: the student's top_k
-    likeliest tokens, and all others together; all: the whole vocabulary. None: the KL is estimated from the drawn token alone,
-    with a policy gradient."""
+    likeliest tokens, and all others together; all, or as many as there are: the whole vocabulary. None: the KL is estimated from
+    the drawn token alone, with a policy gradient."""
     reward_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the reward's group-relative advantage, which is added to the advantage of every token; 0: the teacher alone."""
 

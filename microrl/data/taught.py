@@ -306,11 +306,13 @@ def refuse_other_prompt(name: str, one: Stored, prompt: Prompt, tokenizer: Any) 
 
 
 def refuse_unknown_tokens(name: str, one: Stored, prompt: Prompt, beyond: int) -> None:
-    """Raise UserError for tokens with an id of `beyond` or more, which the student has not."""
-    ids = [*one.token_ids, *(() if one.targets is None else (int(one.targets.ids_TK.max(initial=0)),))]
-    if max(ids, default=0) >= beyond:
+    """Raise UserError for tokens with an id of `beyond` or more, or below 0, which the student has not."""
+    top = () if one.targets is None else (int(one.targets.ids_TK.max(initial=0)), int(one.targets.ids_TK.min(initial=0)))
+    unknown = next((token for token in (*one.token_ids, *top) if not 0 <= token < beyond), None)
+    if unknown is not None:
+        where = "begins with 0" if unknown < 0 else f"ends before {beyond}"
         raise UserError(
-            f"{name}: an answer to the question {prompt.question[:40]!a} has the token {max(ids)}, and the student's vocabulary "
-            f"ends before {beyond}",
+            f"{name}: an answer to the question {prompt.question[:40]!a} has the token {unknown}, and the student's vocabulary "
+            f"{where}",
             f"make a new folder with a teacher that has the student's tokens: {NEW}",
         )

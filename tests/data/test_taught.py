@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -130,14 +131,14 @@ def other_temperature(folder):
     rewrite(folder, lambda record: record.update(scored_at=0.7))
 
 
-def unknown_token(folder):
+def unknown_token(folder, token=300):
     lines = [json.loads(line) for line in (folder / "part-00001.jsonl").read_text().splitlines()]
-    lines[0]["token_ids"][0] = 300
+    lines[0]["token_ids"][0] = token
     with_sums(folder, 1, "jsonl", "lines", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def unknown_top(folder):
-    with_scores(folder, 2, IDS, lambda ids: ids.__setitem__((0, 0), 400))
+def unknown_top(folder, token=400):
+    with_scores(folder, 2, IDS, lambda ids: ids.__setitem__((0, 0), token))
 
 
 EARLY = (missing, truncated, unfinished, without_record, broken_record, empty, other_system, other_temperature)
@@ -161,6 +162,8 @@ EARLY = (missing, truncated, unfinished, without_record, broken_record, empty, o
         (other_temperature, "the scores are at the temperature 0.7, and this run trains at 1", "--set sampling.temperature=0.7"),
         (unknown_token, "has the token 300, and the student's vocabulary ends before", "make a new folder"),
         (unknown_top, "has the token 400, and the student's vocabulary ends before", "make a new folder"),
+        (partial(unknown_token, token=-3), "has the token -3, and the student's vocabulary begins with 0", "make a new folder"),
+        (partial(unknown_top, token=-4), "has the token -4, and the student's vocabulary begins with 0", "make a new folder"),
     ],
 )  # fmt: skip
 def test_a_folder_that_does_not_fit_is_refused(folder, train, damage, said, hint):
