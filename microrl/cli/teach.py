@@ -153,7 +153,7 @@ def _asked(teacher: str, sets: list[str], flags: dict[str, Any]) -> tuple[Any, P
     given, plain = resolved_teacher.config.model_dump(), RunConfig().model_dump()
     # How its run was trained is no matter here.
     tree = {**given, **{key: plain[key] for key in ("init", "loss", "distill", "sft", "track")}}
-    tree |= {"reward": given["reward"] | {"functions": ()}, "evaluation": given["evaluation"] | {"max_completion_tokens": None}}
+    tree |= {"evaluation": given["evaluation"] | {"max_completion_tokens": None}}
     trained_at = override(tree, {}, sets).sampling.temperature
     flags["evaluation.temperature"] = trained_at if flags["evaluation.temperature"] is None else flags["evaluation.temperature"]
     fixed = {"evaluation.pass_k": (1,), "evaluation.top_p": 1.0}
@@ -162,6 +162,11 @@ def _asked(teacher: str, sets: list[str], flags: dict[str, Any]) -> tuple[Any, P
         raise UserError(
             f"{teacher} calls tools, but `microrl teach` stores only single answers",
             "choose another teacher, or --set env.target=none",
+        )
+    if config.reward.functions:
+        raise UserError(
+            f"`microrl teach` judges answers by their accuracy alone, not by {', '.join(config.reward.functions)}",
+            "leave reward functions out: --set 'reward.functions=[]'",
         )
     if config.evaluation.temperature == 0 and config.evaluation.samples > 1:
         raise UserError("at temperature 0, all samples of a question are equal", "add --samples 1, or raise --temperature")

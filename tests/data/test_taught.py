@@ -228,6 +228,7 @@ def test_settings_that_contradict_a_folder_are_refused(taught, train, arguments,
         (["--teacher", "{done}", "--temperature", 0], "at temperature 0, all samples of a question are equal"),
         (["--teacher", "{done}", "--out", "{done}"], "already exists"),
         (["--teacher", "{done}", "--set", "env.target=calculator"], "calls tools"),
+        (["--teacher", "{done}", "--set", "reward.functions=my:own=2"], "by their accuracy alone, not by my:own=2"),
         (["--teacher", "{killed}"], "has no trained adapter yet"),
         (["--resume", "{done}"], "teach.json cannot be read"),
         (["--resume", "{taught}", "--samples", 2], "it cannot be combined with --samples"),
@@ -239,6 +240,17 @@ def test_what_cannot_be_taught_is_refused(taught, wares, inside, tmp_path, argum
     text = " ".join(done.stderr.split())
     assert done.returncode == 2 and said in text and "hint: " in text, text
     assert not (tmp_path / "runs").exists()
+
+
+def test_reward_functions_of_a_teachers_run_are_left_out_only_if_asked(inside, wares, tmp_path):
+    run = shutil.copytree(wares / "done", tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"reward": config["reward"] | {"functions": ["gone:own"]}}))
+    command = ["teach", "--teacher", run, "--samples", 1, "--problems", 2]
+    done = inside(*command, cwd=tmp_path)
+    text = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "not by gone:own" in text and "--set 'reward.functions=[]'" in text
+    assert inside(*command, "--set", "reward.functions=[]", "--out", tmp_path / "out").returncode == 0
 
 
 def test_a_teacher_that_has_changed_does_not_go_on(folder, inside, wares, tmp_path):
