@@ -191,11 +191,18 @@ def _tell(record: Any, folder: Path, model: str, seconds: float, *, as_json: boo
     from microrl.config import known_models
     from microrl.data import taught
 
-    sums = {key: sum(getattr(part, key) for part in record.parts) for key in ("questions", "sampled", "right", "kept", "tokens")}
+    keys = ("questions", "sampled", "right", "kept", "tokens", "broken")
+    sums = {key: sum(getattr(part, key) for part in record.parts) for key in keys}
     if not sums["kept"]:
         raise UserError(
             f"{folder} has no completion" + taught.none_right(record),
             "begin another folder (--out) without --only-right, with easier questions, or with a better teacher",
+        )
+    if sums["broken"] == sums["kept"]:
+        raise UserError(
+            f"{folder} has only completions {taught.BROKEN}: {sums['broken']:,}",
+            "the teacher's weights may be broken: look at what it writes with microrl sample; the tokens alone can be learned: "
+            f"microrl train --sft-data {shlex.quote(str(folder))}",
         )
     student = "quickstart" if model == known_models.QUICKSTART else "--model MODEL"
     data = "" if record.data.name == GENERATED else f" --data {shlex.quote(record.data.name)}"
@@ -207,5 +214,7 @@ def _tell(record: Any, folder: Path, model: str, seconds: float, *, as_json: boo
         f"{sums['right'] / sums['sampled']:.0%} right; "
         f"{sums['kept']:,} kept, with {sums['tokens']:,} tokens"
     )
+    if sums["broken"]:
+        print(f"{counted(sums['broken'], 'completion')} {taught.BROKEN}: a run that learns from scores leaves these out")
     print(f"written to {folder} in {seconds:.0f} s")
     print(f"next: {following}")

@@ -25,11 +25,13 @@ from microrl.data import taught
 from microrl.data.load import load_questions, split
 from microrl.data.prompts import none_fits, render_all
 from microrl.data.taught import Content, Line, Part, Record
-from microrl.errors import UserError
+from microrl.errors import MachineFailure, UserError, first_line
 from microrl.evaluation.benchmark import Benchmark, sampling_of
 from microrl.evaluation.evaluate import QUESTIONS_A_STEP
 from microrl.evaluation.record import folder_sha256, prompts_sha256
+from microrl.models import gpu
 from microrl.policy.microbatch import pad, plan
+from microrl.policy.soft_targets import TopScores
 from microrl.policy.teacher import Teacher
 from microrl.rewards.judges.judge import weakness
 from microrl.rewards.scorer import RewardScorer, make_scorer
@@ -152,14 +154,16 @@ class _Teaching:
         ]  # fmt: skip
         content = "".join(json.dumps(line.model_dump(), ensure_ascii=False) + "\n" for line in lines)
         of_lines, of_scores = taught.part_files(self.folder, number)
+        scored, broken = self._scored(lines)
         return Part(
             questions=len(groups),
             sampled=len(scores),
             right=sum(score.accuracy == 1 for score in scores),
             kept=len(lines),
             tokens=sum(len(line.token_ids) for line in lines),
+            broken=broken,
             lines=_written(of_lines, content.encode()),
-            scores=_written(of_scores, self._scored(lines)),
+            scores=_written(of_scores, scored),
         )
 
     def _sampled(self, prompts: Sequence[Prompt], engine: Engine, scorer: RewardScorer) -> list[Group]:
@@ -179,24 +183,43 @@ class _Teaching:
             )  # fmt: skip
             return scorer.score(shown(groups), accuracy_only=True)
 
-    def _scored(self, lines: Sequence[Line]) -> bytes:
-        """The teacher's scores as a file's content. The micro-batches follow from the lines alone, and so do the last bits."""
+    def _scored(self, lines: Sequence[Line]) -> tuple[bytes, int]:
+        """The teacher's scores as a file's content, and how many completions have broken ones.
+
+        The micro-batches follow from the lines alone, and so do the last bits, unless memory runs out.
+        """
         self.console.status(f"scoring {len(lines)} completions")
         rows = [Row(line.prompt_ids, line.token_ids, (), 0.0, True, number) for number, line in enumerate(lines)]
         scores_by_row: dict[int, tuple[torch.Tensor, ...]] = {}
         for positions in plan(rows, MICROBATCH, share_prompts=True):
-            scores = self.teacher.top(
-                pad(rows, positions, self.teacher.device, share_prompts=True), self.record.top_k, self.vocabulary
-            )
+            scores = self._top([rows[position] for position in positions])
             lengths = [rows[position].length for position in positions]
             scores_by_row |= zip(positions, zip(*(tensor.cpu().split(lengths) for tensor in scores), strict=True), strict=True)
         if not rows:
             scores_by_row = {0: (torch.zeros(0), torch.zeros(0, self.record.top_k), torch.zeros(0, self.record.top_k))}
+        broken = sum(taught.is_broken(own.numpy(), top.numpy()) for own, _, top in scores_by_row.values())
         logprobs, ids, top = (
             torch.cat(parts) for parts in zip(*(scores_by_row[number] for number in sorted(scores_by_row)), strict=True)
         )
         has_top = {taught.IDS: ids.int(), taught.TOP: top.float()} if self.record.top_k else {}
-        return save({taught.LOGPROBS: logprobs.float(), **has_top})
+        return save({taught.LOGPROBS: logprobs.float(), **has_top}), broken
+
+    def _top(self, rows: Sequence[Row]) -> TopScores:
+        """The teacher's scores of some rows, one after another; where memory runs out, half of them at a time."""
+        try:
+            batch = pad(rows, tuple(range(len(rows))), self.teacher.device, share_prompts=True)
+            return self.teacher.top(batch, self.record.top_k, self.vocabulary)
+        except Exception as error:
+            if not gpu.is_out_of_memory(error):
+                raise
+            if len(rows) == 1:
+                raise MachineFailure(
+                    f"out of memory while the teacher scores one completion at a time: {first_line(error)}",
+                    "begin another folder (--out) with a lower --max-tokens or --set model.quant=nf4",
+                ) from error
+        gpu.empty_cache()  # only out here, where the exception keeps no tensors alive
+        halves = [self._top(half) for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :])]
+        return TopScores(*(torch.cat(parts) for parts in zip(*halves, strict=True)))
 
 
 def _intact(folder: Path) -> list[Part]:

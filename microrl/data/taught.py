@@ -45,13 +45,15 @@ class Content(_Strict):
 
 
 class Part(_Strict):
-    """What became of some questions. `kept` completions with `tokens` tokens lie in `lines`, and their scores in `scores`."""
+    """What became of some questions. `kept` completions with `tokens` tokens lie in `lines`, and their scores in `scores`; those
+    of `broken` completions are not finite, or positive."""
 
     questions: Count
     sampled: Count
     right: Count
     kept: Count
     tokens: Count
+    broken: Count = 0
     lines: Content
     scores: Content
 
@@ -244,9 +246,9 @@ def stored(folder: Path, config: RunConfig) -> Iterator[tuple[Line, Stored]]:
             span, start = slice(start, start + len(line.token_ids)), start + len(line.token_ids)
             mine = {name: tensor[span] for name, tensor in tensors.items()} if config.has_stored_teacher else {}
             targets = SoftTargets(mine[IDS], mine[TOP]) if IDS in mine else None
-            is_broken = any(_is_broken(mine[name]) for name in (LOGPROBS, TOP) if name in mine)
+            broken = is_broken(*(mine[name] for name in (LOGPROBS, TOP) if name in mine))
             key = f"{part.lines.sha256} {part.scores.sha256} {start}"
-            yield line, Stored(line.prompt_ids, line.token_ids, targets, is_broken, key, record.tokenizer)
+            yield line, Stored(line.prompt_ids, line.token_ids, targets, broken, key, record.tokenizer)
 
 
 def _read(path: Path, content: Content) -> bytes:
@@ -272,8 +274,9 @@ def _tensors(content: bytes, path: Path, tokens: int) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _is_broken(logprobs: np.ndarray) -> bool:
-    return not bool(((logprobs <= SLACK) & (logprobs > -float("inf"))).all())
+def is_broken(*scores: np.ndarray) -> bool:
+    """Whether one of these log-probabilities is not finite, or positive."""
+    return not all(((logprobs <= SLACK) & (logprobs > -float("inf"))).all() for logprobs in scores)
 
 
 def refuse_other_tokens(name: str, theirs: Tokenizer, tokenizer: Any) -> None:

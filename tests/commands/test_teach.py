@@ -4,23 +4,27 @@ import json
 import shutil
 import signal
 
+import masking_teacher
 import pytest
 import torch
 from command_line import in_process
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from whole_runs import rows, start
 
 from microrl.adapters.folder import read
 from microrl.algorithm.batch import Row
+from microrl.commands.teach import _Teaching
 from microrl.config import resolve
 from microrl.config.paths import is_taught
 from microrl.data import taught as folders
 from microrl.data.load import content_share
 from microrl.data.sft_examples import load_solutions, to_sft_examples
+from microrl.errors import MachineFailure
 from microrl.models.load import load_tokenizer
 from microrl.models.tiny import build_model, build_tokenizer
 from microrl.policy.microbatch import pad
 from microrl.policy.teacher import Teacher
+from microrl.run.console import RunConsole
 
 ADAPTER = "final/adapter_model.safetensors"
 
@@ -252,6 +256,48 @@ def test_where_nothing_is_right_an_error_says_so(inside, wares, tmp_path):
     assert "without --only-right" in said
     refused = inside("train", wares / "preset.toml", "--teacher", out, "--steps", 1)
     assert refused.returncode == 2 and "none of the teacher's 3 is right" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(("weight", "is_all"), [(-9.2e37, False), (-3e38, True)])
+def test_completions_that_no_run_can_learn_are_counted(inside, wares, loaded, tmp_path, weight, is_all):
+    """Scores of -inf: of all completions, or of those in whose single position two tokens are impossible."""
+    teacher, out = masking_teacher.make(tmp_path / "teacher", (150, 151), weight), tmp_path / "taught"
+    sets = ["--set", "data.system=", "--set", "data.held_out=0.2", "--max-tokens", 1, "--samples", 2, "--top-k", 300]
+    done = inside("teach", "--teacher", teacher, "--data", wares / "sums.jsonl", *sets, "--out", out)
+    (part,) = folders.read_record(out).parts
+    said, told = " ".join(done.stderr.split()), f"completions {folders.BROKEN}"
+    if is_all:
+        assert done.returncode == 2 and part.broken == part.kept, done.stderr
+        assert f"has only {told}: {part.kept}" in said and f"microrl train --sft-data {out}" in said
+        assert inside("teach", "--resume", out).returncode == 2
+    else:
+        assert done.returncode == 0 and 0 < part.broken < part.kept, done.stderr
+        assert f"{part.broken} {told}: a run that learns from scores leaves these out" in done.stdout
+        assert student(wares, loaded, out).left_out[folders.BROKEN] == part.broken
+
+
+def test_a_teacher_that_runs_out_of_memory_scores_fewer_at_once(taught, wares, model, monkeypatch):
+    record = folders.read_record(taught[0])
+    lines = [folders.Line.model_validate_json(json.dumps(line)) for line in lines_of(taught[0])[:9]]
+    teacher, sizes, plain = Teacher(model, read(wares / "done" / "final", model)), [], Teacher.top
+    teaching = _Teaching(taught[0], record, None, None, teacher, 288, RunConsole())
+    whole, broken = teaching._scored(lines)
+
+    def failing(self, batch, *given):
+        sizes.append(len(batch.rows))
+        if len(batch.rows) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(self, batch, *given)
+
+    monkeypatch.setattr(Teacher, "top", failing)
+    most = 3
+    fewer, still_broken = teaching._scored(lines)
+    assert broken == still_broken == 0 and sizes == [9, 4, 2, 2, 5, 2, 3]
+    for name, tensor in load(whole).items():
+        assert torch.allclose(load(fewer)[name], tensor, atol=1e-4), name
+    most = 0
+    with pytest.raises(MachineFailure, match="while the teacher scores one completion at a time: CUDA out of memory"):
+        teaching._scored(lines)
 
 
 def test_a_name_is_that_of_a_folder_of_completions(taught, wares, tmp_path):
