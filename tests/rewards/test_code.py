@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 
 import pytest
-from code_host import Host
 
 from microrl.commands.cheats.programs import HANGING, KINDS, ONLY_CONFINED, calling
 from microrl.config import resolve
@@ -22,8 +21,7 @@ from microrl.errors import UserError
 from microrl.plain import MAX_BYTES
 from microrl.rewards.judges import code
 from microrl.rewards.judges.calls import Channel, ProgramGone
-from microrl.sandbox import host as sandbox_host
-from microrl.sandbox import landlock, seccomp
+from microrl.sandbox import Host, landlock, seccomp, worker
 
 HUMANEVAL = os.environ.get("MICRORL_TEST_HUMANEVAL")
 PROGRAMS = {name: source for kind in KINDS.values() for name, source in kind.items()}
@@ -32,7 +30,7 @@ HAS_SANDBOX = seccomp.is_available() and landlock.version() > 0
 
 @pytest.fixture(scope="module")
 def host():
-    host = Host()
+    host = Host(code.__name__)
     yield host
     host.close()
 
@@ -46,8 +44,10 @@ def pipes():
             os.close(end)
 
 
-def judged(host, problem: rows.Problem, program: str, seconds: float = 4.0, confined: bool = HAS_SANDBOX):
-    return host.verdicts(*code.requests(problem.answer, program, seconds), confined=confined)
+def judged(host, problem: rows.Problem, program: str, seconds: float = 4.0):
+    """None where no verdicts came in time, or the tests' process died."""
+    served, tests = code.requests(problem.answer, program, seconds)
+    return host.ask(tests, served, deadline_s=20, cpu_s=20)
 
 
 def test_an_endless_line_is_read_no_further_than_a_message_may_be_long(pipes):
@@ -359,18 +359,10 @@ def f(x):
     assert judged(host, mbpp(tests[3:]), program) == [False, False], "nor does StopIteration end the tests' loop"
 
 
-def test_through_the_sandboxs_own_host():
-    sandbox = sandbox_host.Host("microrl.rewards.judges.code")
-    try:
-        for program, expected in (("def merge(a, b): return sorted(a + b)", True), ("def merge(a, b): return 3", False)):
-            served, tests = code.requests(SORTED.answer, program)
-            assert sandbox.ask(tests, served, deadline_s=20, cpu_s=20) == [expected] * 3
-    finally:
-        sandbox.kill()
-
-
-def test_asserts_hold_with_optimisation_too():
-    optimised = Host(PYTHONOPTIMIZE="2")
+def test_asserts_hold_with_optimisation_too(monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    monkeypatch.setattr(worker, "KEPT", (*worker.KEPT, "PYTHONOPTIMIZE"))
+    optimised = Host(code.__name__)
     try:
         asks_first = mbpp(["x = merge([2], [1])\nassert x == [1, 2]"])
         assert judged(optimised, asks_first, "def merge(a, b): return 0") == [False]
