@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -46,6 +47,11 @@ def gpu(tmp_path):
 def results(tmp_path):
     rows = [line.split("\t") for line in (tmp_path / "out" / "summary.tsv").read_text().splitlines()]
     return {row[0]: row[1] for row in rows[1:]}
+
+
+def test_the_files_that_it_tests_exist():
+    paths = re.findall(r"tests/[\w/*]+\.py", (ROOT / ".ci" / "gpu").read_text())
+    assert len(paths) > 3 and not [path for path in paths if not list(ROOT.glob(path))]
 
 
 def test_it_says_what_it_will_take_and_passes(gpu, tmp_path):
