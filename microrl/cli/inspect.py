@@ -39,9 +39,7 @@ def inspect(
     ] = None,
     projections: Annotated[str, typer.Option(help="Projections whose spectra to measure, comma-separated.")] = "q_proj,o_proj",
     html: Annotated[bool, typer.Option("--html", help="Also write the run's report, with the figures in it.")] = False,
-    pictures: Annotated[
-        Path | None, typer.Option("--figures", help="Folder for the figures as PNG and SVG.", show_default="none")
-    ] = None,
+    pictures: options.Figures = None,
     seeds: Annotated[int, typer.Option(min=1, help="kl-bound: number of seeds.")] = 20,
     ranks: Annotated[str | None, typer.Option(help="kl-bound: ranks, comma-separated.", show_default="2,4,8,16,32,64")] = None,
     clip: Annotated[Clip, typer.Option(help="kl-bound: clip gradients by value or by norm.")] = "value",

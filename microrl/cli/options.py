@@ -25,6 +25,7 @@ Presets = Annotated[
 ]
 Run = Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the result as JSON.")]
+Figures = Annotated[Path | None, typer.Option("--figures", help="Folder for the figures as PNG and SVG.", show_default="none")]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key, e.g. optim.lr=2e-5; repeat for several."),

@@ -35,9 +35,7 @@ def report(
             show_default="report.html in the run's folder; for several runs or a sweep, in the current folder",
         ),
     ] = None,
-    pictures: Annotated[
-        Path | None, typer.Option("--figures", help="Folder for the figures as PNG and SVG.", show_default="none")
-    ] = None,
+    pictures: options.Figures = None,
     as_json: options.Json = False,
 ) -> None:
     """Write a page about runs: did training help, what went wrong, figures, completions. One HTML file, nothing else needed."""
