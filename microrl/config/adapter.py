@@ -77,6 +77,8 @@ class BaseAdapterConfig(Section):
     """Whether it is computed in one product with its base, in the base's type (`adapters/lora_linear.py`)."""
     trains_weights: ClassVar[bool] = False
     """Whether it trains the weights themselves, all of them."""
+    quant_fault: ClassVar[str | None] = None
+    """Why it cannot be trained on a frozen base in 4 bits; None: it can."""
     has_linears: ClassVar[bool] = True
     """Whether it changes linear layers."""
     computes_pair: ClassVar[bool] = False

@@ -288,6 +288,7 @@ class TinyLoraConfig(RankedConfig):
     TinyLoRA, "Learning to reason in 13 parameters", arXiv 2602.04118, by PEFT. Served as a pair."""
 
     family: ClassVar[str] = "tinylora.TinyLora"
+    quant_fault: ClassVar[str | None] = "PEFT gives its vectors the 4-bit storage type"
     computes_pair: ClassVar[bool] = True
     start_by: ClassVar[Literal["svd", "qr", "haar"] | None] = "svd"
     takes_fewer: ClassVar[bool] = True

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from microrl.config import known_models
-from microrl.config.adapters import AdapterConfig, LoraConfig, TinyLoraConfig
+from microrl.config.adapters import AdapterConfig, LoraConfig
 from microrl.config.data import DataConfig
 from microrl.config.environment import EnvironmentConfig
 from microrl.config.losses import CustomLossConfig, DistillConfig, DistillLossConfig, GrpoConfig, LossConfig
@@ -305,8 +305,8 @@ class RunConfig(Section):
             raise ValueError(
                 "model.quant=nf4 needs a frozen base, and --adapter full trains it", "use --adapter lora, or remove model.quant"
             )
-        if self.model.quant is not None and isinstance(self.adapter, TinyLoraConfig):
-            why = "model.quant=nf4 does not work with --adapter tinylora: PEFT gives its vectors the 4-bit storage type"
+        if self.model.quant is not None and self.adapter.quant_fault:
+            why = f"model.quant=nf4 does not work with --adapter {self.adapter.kind}: {self.adapter.quant_fault}"
             raise ValueError(why, "use --adapter lora with a low rank, or remove model.quant")
         overlong = self.reward.overlong
         if overlong and overlong.buffer >= self.sampling.max_completion_tokens:
