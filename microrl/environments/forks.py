@@ -28,10 +28,10 @@ from functools import partial
 from glob import glob
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from microrl.rewards.custom.host import LARGEST, described, die_with, write
+from microrl.processes import die_with, libc, offer_to_oom_killer, write_line
+from microrl.rewards.custom.host import LARGEST, described
 from microrl.sandbox import Limits, confine, memory_folder
 from microrl.sandbox.confine import levels_in_force, libraries, rules
-from microrl.sandbox.landlock import libc
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -123,7 +123,7 @@ def serve(environment: type, requests: BinaryIO, replies: int) -> None:
             # Else it was the fork of a process before this one, and the number may be another's now.
             status = _end(request["end"], forks, helpers) if request["end"] in forks else None
             if request["asks"]:
-                write(replies, {"status": status})
+                write_line(replies, {"status": status})
             continue
         descriptor, bounds = request["start"], Bounds(*request["bounds"])
         with socket.socket(fileno=os.dup(descriptor)) as channel:
@@ -149,7 +149,7 @@ def serve(environment: type, requests: BinaryIO, replies: int) -> None:
             os.setpgid(pid, pid)
         for inherited in pipes:
             os.close(inherited)
-        write(replies, {"pid": pid})
+        write_line(replies, {"pid": pid})
 
 
 def _adopt() -> None:
@@ -225,8 +225,7 @@ def _hold(
         if bounds.strict and not (levels := levels_in_force()).is_enforced:
             raise OSError(f"it could not be confined; in force: {levels}")
         return loop
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")  # where the machine runs out of memory, this process goes first, and not the run
+    offer_to_oom_killer()
     if bounds.memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     return loop
@@ -254,7 +253,7 @@ class _Instance:
                     answer = {"error": f"{described(error)}: out of memory (the limit is env.memory_gb)"}
                 except BaseException as error:  # whatever an environment raises, SystemExit too
                     answer = {"error": described(error)}
-                write(answers, {"id": request["id"], **answer})
+                write_line(answers, {"id": request["id"], **answer})
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if "describe" in request:

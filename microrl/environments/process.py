@@ -8,7 +8,6 @@ import resource
 import signal
 import socket
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from microrl.rewards.custom.process import IMPORT_S, CustomProcess
 from microrl.sandbox import folders, levels
 from microrl.sandbox.worker import NO_ANSWER, Cancelled, Lines, NoReply, clean, never
 
-ROOT = str(Path(__file__).parents[2])
 START_S = 60.0
 """How long a fork may take on a machine that is busy."""
 CHARACTERS_PER_TOKEN = 4
@@ -64,8 +62,8 @@ class Instances(CustomProcess):
         with suppress(OSError, ValueError):  # each episode in progress has two descriptors
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        # Its process finds this package as it finds a user's module, should it not be installed. It is not confined: it forks.
-        super().__init__(*((BUILT_IN[target], ROOT) if config.is_built_in else (target, config.path)))
+        # Its process is not confined: it forks.
+        super().__init__(*((BUILT_IN[target], None) if config.is_built_in else (target, config.path)))
         memory_bytes = None if config.memory_gb is None else int(config.memory_gb * 1e9)
         self._bounds = Bounds(memory_bytes, confined=config.confine or config.is_built_in, strict=config.is_strict)
         self._folder_lock = -1

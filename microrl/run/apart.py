@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 from microrl.errors import Explained, MachineFailure
+from microrl.processes import die_with
 from microrl.run import child
 
 _WAIT_S = 0.2
@@ -85,7 +86,7 @@ def _ended(process: BaseProcess, runs: str) -> NoReturn:
 
 def _work(reports: Connection, parent: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> NoReturn:
     """The new process's side. It leaves without exit handlers, of which vLLM's can abort or hang on a GPU."""
-    child.die_with(parent)
+    die_with(parent)
     status = 1
     try:
         work(*arguments, lambda value: reports.send(("report", value, "")))

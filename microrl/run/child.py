@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from microrl.rewards.custom.host import die_with
+from microrl.processes import die_with
 
 _BY_THE_KERNEL = 128
 """`si_code` of signals that the kernel itself has sent, as for Ctrl-C: to the whole group, and so to the child as well."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from microrl.processes import die_with, libc, offer_to_oom_killer
 from microrl.sandbox import landlock, seccomp
 
-_PR_SET_PDEATHSIG = 1
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 CANARY = "/etc/passwd"
@@ -89,14 +89,10 @@ def confine(
     rather than only the standard library; some of them hold the tests of benchmarks. `made`: what `rules` returned, in place of
     `folder` and `packages`. What this kernel cannot give is left out: see `levels_in_force`.
     """
-    with contextlib.suppress(AttributeError):
-        landlock.libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != owner:
-        os._exit(0)
+    die_with(owner)
     signal.set_wakeup_fd(-1)
     _close_all_but({0, 1, 2, *keep, *([] if made is None else [made])})
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")  # where the machine runs out of memory, this process goes first, and not the run
+    offer_to_oom_killer()
     os.environ.clear()
     os.chdir(folder or "/")
     os.umask(0o077)
@@ -184,4 +180,4 @@ def _drop_capabilities() -> None:
     number = _CAPSET.get(os.uname().machine)
     if number is not None:
         header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-        landlock.libc().syscall(ctypes.c_long(number), header, bytes(24))
+        libc().syscall(ctypes.c_long(number), header, bytes(24))

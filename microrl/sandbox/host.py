@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 from microrl.clock import now_s, processor_s
 from microrl.errors import MachineFailure
+from microrl.processes import write_line
 from microrl.sandbox import folders, memory_folder
 from microrl.sandbox.confine import Limits, confine, libraries
 from microrl.sandbox.worker import Cancelled, NoReply, Worker, clean, never
@@ -174,7 +175,7 @@ class _Jobs:
 
     def run(self) -> None:
         """Until the parent closes its end, or dies."""
-        _write(self._replies, None)
+        write_line(self._replies, None)
         while True:
             while not self._readable([0]):
                 pass
@@ -182,7 +183,7 @@ class _Jobs:
                 return
             if (serves := json.loads(line)) is not None:
                 self._job(serves)
-                _write(self._replies, None)
+                write_line(self._replies, None)
 
     def _job(self, serves: bool) -> None:
         """Fork for one request, wait until it has answered, or the parent gives it up or dies, and clean up."""
@@ -273,7 +274,7 @@ def _fork(
             while True:
                 answer = work(request, *(pipes or (-1, -1)))
                 if result:
-                    _write(result[0], [answer])
+                    write_line(result[0], [answer], LONGEST_ANSWER)
                 if not lasts:
                     break
                 signal.setitimer(signal.ITIMER_PROF, 0)
@@ -301,13 +302,6 @@ def _drain(descriptor: int) -> None:
     with open(os.devnull, "wb") as nowhere:
         while select.select([descriptor], [], [], 0)[0] and os.splice(descriptor, nowhere.fileno(), 1 << 20):
             pass
-
-
-def _write(descriptor: int, value: Any) -> None:
-    data = json.dumps(value).encode("ascii") + b"\n"
-    if len(data) <= LONGEST_ANSWER:
-        while data:
-            data = data[os.write(descriptor, data) :]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterable
-from functools import cache
+
+from microrl.processes import libc
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on all architectures
 _VERSION_FLAG = 1
@@ -109,9 +110,3 @@ def _syscall(number: int, *arguments: object) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), f"system call {number}")
     return result
-
-
-@cache
-def libc() -> ctypes.CDLL:
-    """The C library. Loading it takes ten times as long as a call."""
-    return ctypes.CDLL(None, use_errno=True)

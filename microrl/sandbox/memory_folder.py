@@ -12,7 +12,7 @@ import os
 import tempfile
 from contextlib import suppress
 
-from microrl.sandbox.landlock import libc
+from microrl.processes import libc
 
 _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
 _NO_SETUID, _NO_DEVICES, _NO_EXECUTION = 2, 4, 8

@@ -12,7 +12,8 @@ import os
 import platform
 import struct
 
-from microrl.sandbox.landlock import libc, no_new_privileges
+from microrl.processes import libc
+from microrl.sandbox.landlock import no_new_privileges
 
 _SYSCALLS = {"x86_64": (0xC000003E, 0, 317), "aarch64": (0xC00000B7, 1, 277)}
 """By machine: its AUDIT_ARCH number, its column in ALLOWED, and its seccomp(2)."""

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from microrl.clock import now_s
 from microrl.errors import MachineFailure, UserError, invalid_value
-from microrl.run import child
+from microrl.processes import die_with
 from microrl.run.folder import RunFolder
 from microrl.sweep.display import Display
 from microrl.sweep.folder import SweepFolder
@@ -183,7 +183,7 @@ def train(path: str, log: str, command: list[str], cpus: int | None) -> int:
     with open(log, "ab", buffering=0) as said:
         return subprocess.run(
             [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            env={**os.environ, **threads}, preexec_fn=lambda: child.die_with(worker),
+            env={**os.environ, **threads}, preexec_fn=lambda: die_with(worker),
         ).returncode  # fmt: skip
 
 

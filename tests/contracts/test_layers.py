@@ -11,7 +11,7 @@ import microrl
 PACKAGE = Path(microrl.__file__).parent
 ROOT = PACKAGE.parent
 LAYERS = [
-    {"errors", "types", "clock", "resident", "terminal", "limits", "answers", "plain", "pysource"},
+    {"errors", "types", "clock", "processes", "resident", "terminal", "limits", "answers", "plain", "pysource"},
     {"config", "files"},
     {"models", "algorithm", "diagnostics", "sandbox"},
     {"data", "rewards", "plan", "adapters"},

@@ -19,11 +19,13 @@ from microrl.algorithm.batch import assemble
 from microrl.cli import early
 from microrl.config import resolve
 from microrl.config.data import DataConfig
+from microrl.config.environment import BUILT_IN
 from microrl.config.reward import RewardConfig, parse_functions
 from microrl.data.load import load_questions
 from microrl.errors import UserError
 from microrl.rewards.custom.functions import KILLS, CustomRewards
 from microrl.rewards.custom.probe import probe
+from microrl.rewards.custom.process import HOST
 from microrl.rewards.scorer import RewardScorer
 from microrl.run import metrics
 from microrl.train import setup
@@ -370,6 +372,17 @@ def until_gone(pid):
     while is_alive(pid) and time.monotonic() < until:
         time.sleep(0.02)
     return not is_alive(pid)
+
+
+@pytest.mark.parametrize(
+    ("target", "server", "by_name"),
+    [("own:brevity", "", {"by_name": False}), (BUILT_IN["calculator"], "microrl.environments.forks", {})],
+)
+def test_its_process_needs_the_standard_library_alone(folder, target, server, by_name):
+    """And this package from where it lies: it is not installed where a checkout is used."""
+    words = [target, "" if server else str(folder), str(os.getpid()), "microrl.rewards", "", server]
+    done = subprocess.run([sys.executable, "-I", "-S", HOST, *words], input="", capture_output=True, text=True, cwd=folder)
+    assert done.stderr == "" and json.loads(done.stdout) == {"ready": True, **by_name}
 
 
 @pytest.mark.slow

@@ -8,22 +8,19 @@ It runs with the rights of whoever started the run, unless it is confined after 
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import json
 import math
 import os
 import re
-import signal
 import sys
 import traceback
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-ROOT = str(Path(__file__).parents[3])
+ROOT = __file__.rsplit(os.sep, 4)[0]
 MEMORY_BYTES = 16 << 30
 """Of address space, in the sandbox: libraries that compute reserve much more than they use."""
 LARGEST = 1e12
@@ -34,7 +31,6 @@ _SIGNATURES = "write def NAME(prompts, completions, rows), or as for TRL def NAM
 _UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
 _TEXT_AS_MESSAGES = re.compile("string ind|'str' object")
 """In the words of Python's exceptions: "string indices must be integers", "string index out of range", and attributes."""
-_PR_SET_PDEATHSIG = 1
 _SHOWN = 300
 
 
@@ -49,6 +45,10 @@ class Unusable(Exception):
 
 def main() -> None:
     target, folder, parent, group, confined, server = sys.argv[1:7]
+    sys.path.insert(0, ROOT)  # for one import: this package need not be installed, and is then found
+    from microrl.processes import die_with, write_line
+
+    del sys.path[0]
     requests, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
     # The protocol owns the two pipes: what the function reads is empty, and what it prints goes to standard error.
     nowhere = os.open(os.devnull, os.O_RDONLY)
@@ -57,36 +57,27 @@ def main() -> None:
     die_with(int(parent))
     try:
         function_or_class = loaded(target, folder, group, "class" if server else "function")
-        serve = _served_by(server) if server else None
+        serve = import_module(server) if server else None
         if serve is None:
             refuse_other(function_or_class)
             call = as_called(function_or_class, confined=bool(confined))
         else:
             serve.refuse_other(function_or_class, Unusable)
     except Unusable as error:
-        write(replies, {"error": str(error), "known": error.known, "hint": error.hint})
+        write_line(replies, {"error": str(error), "known": error.known, "hint": error.hint})
         return
     except BaseException as error:  # a module may raise anything, SystemExit too
-        write(replies, {"error": described(error)})
+        write_line(replies, {"error": described(error)})
         return
     if confined and not _locked_in((requests.fileno(), replies)):
         return
     if serve is not None:
-        write(replies, {"ready": True})
+        write_line(replies, {"ready": True})
         serve.serve(function_or_class, requests, replies)
         return
-    write(replies, {"ready": True, "by_name": isinstance(call, ByName)})
+    write_line(replies, {"ready": True, "by_name": isinstance(call, ByName)})
     for line in requests:
-        write(replies, answer(call, json.loads(line)))
-
-
-def _served_by(module: str) -> Any:
-    """A module of this package, which is found last: a checkout that is not installed is found by it."""
-    sys.path.append(ROOT)
-    try:
-        return import_module(module)
-    finally:
-        sys.path.remove(ROOT)
+        write_line(replies, answer(call, json.loads(line)))
 
 
 def _locked_in(keep: tuple[int, int]) -> bool:
@@ -94,14 +85,16 @@ def _locked_in(keep: tuple[int, int]) -> bool:
 
     A fork, because only the calling thread is confined: a module may have started others while it was imported.
     """
-    sandbox = _served_by("microrl.sandbox.confine")
+    from microrl.processes import write_line
+    from microrl.sandbox.confine import Limits, confine, levels_in_force
+
     owner = os.getpid()
     if (pid := os.fork()) != 0:
         os.waitpid(pid, 0)
         return False
-    sandbox.confine(owner, sandbox.Limits(MEMORY_BYTES), keep=keep)
-    if not (levels := sandbox.levels_in_force()).is_enforced:
-        write(keep[1], {"error": f"it could not be confined; in force: {levels}"})
+    confine(owner, Limits(MEMORY_BYTES), keep=keep)
+    if not (levels := levels_in_force()).is_enforced:
+        write_line(keep[1], {"error": f"it could not be confined; in force: {levels}"})
         os._exit(0)
     return True
 
@@ -283,30 +276,13 @@ def described(error: BaseException) -> str:
         text = ""
     place = ""
     if isinstance(error, SyntaxError) and error.filename:
-        place = f" ({Path(error.filename).name}, line {error.lineno})"
+        place = f" ({os.path.basename(error.filename)}, line {error.lineno})"
     else:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
         frames = [frame for frame in frames if not frame.filename.startswith("<frozen")]
         if frames:
-            place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+            place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})"
     return f"{type(error).__name__}: {text}".removesuffix(": ") + place
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, even by SIGKILL. Only Linux can; elsewhere the pipe's end does."""
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        return
-    if os.getppid() != parent:
-        os._exit(0)
-
-
-def write(descriptor: int, value: dict[str, Any]) -> None:
-    """Write a line of JSON to a pipe that may be full."""
-    data = json.dumps(value).encode("ascii") + b"\n"
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from microrl.sandbox import levels
 from microrl.sandbox.worker import NO_ANSWER, Cancelled, NoReply, Worker, clean, never
 
 HOST = str(Path(__file__).with_name("host.py"))
-"""Run as a file: it needs nothing of this package, and starts in a tenth of a second."""
+"""Run as a file: of this package it imports `processes` alone, and starts in a tenth of a second."""
 IMPORT_S = 300.0
 """How long a function's module may take to be imported. Some load a model of their own."""
 
