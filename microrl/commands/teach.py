@@ -28,7 +28,7 @@ from microrl.data.taught import Content, Line, Part, Record
 from microrl.errors import MachineFailure, UserError, first_line
 from microrl.evaluation.benchmark import Benchmark, sampling_of
 from microrl.evaluation.evaluate import QUESTIONS_A_STEP
-from microrl.evaluation.record import folder_sha256, prompts_sha256
+from microrl.evaluation.record import prompts_sha256
 from microrl.models import gpu
 from microrl.policy.microbatch import pad, plan
 from microrl.policy.soft_targets import TopScores
@@ -41,6 +41,7 @@ from microrl.run import data_record
 from microrl.run.console import FAIR, RunConsole
 from microrl.train.questions import check_golds, pick_questions
 from microrl.train.setup import load_model
+from microrl.train.teacher import teacher_sha256
 from microrl.types import BASE, AdapterSnapshot, Group, Prompt
 
 STREAM = 0x7EAC
@@ -85,7 +86,7 @@ def teach(
         size = max(PART // sampling.group_size, 1)
         parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         record = Record(
-            teacher=taught.Teacher(name=name, model=config.model.name, sha256=adapter and folder_sha256(adapter)),
+            teacher=taught.Teacher(name=name, model=config.model.name, sha256=teacher_sha256(config.model, adapter, console)),
             data=data_record.of_questions(config.data, everything),
             chat=taught.chat_of(config),
             tokenizer=taught.tokenizer_of(tokenizer),

@@ -59,7 +59,7 @@ class Part(_Strict):
 
 
 class Teacher(_Strict):
-    """`sha256` is that of its update; None: it is an untouched model."""
+    """`sha256` is that of its weights; None: of an untouched model, and written before those had one."""
 
     name: str
     model: str

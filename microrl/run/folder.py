@@ -363,6 +363,7 @@ _MADE_BEFORE_A_RUN = {
     "events.jsonl",
     "heartbeat.json",
     "data.json",
+    "teacher.json",
     "contamination.json",
     "track-wandb.log",
     "track-trackio.log",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,10 +12,12 @@ from transformers import PreTrainedModel
 
 from microrl.adapters.folder import read
 from microrl.config import RunConfig
+from microrl.config.schema import ModelConfig
 from microrl.data.load import Question
 from microrl.data.prompts import ToolsOf, render_all
 from microrl.errors import UserError
 from microrl.evaluation.record import folder_sha256
+from microrl.models.fingerprint import weights_sha256
 from microrl.models.load import load_tokenizer
 from microrl.models.threads import threads
 from microrl.policy.architecture import load_checked
@@ -25,7 +29,7 @@ from microrl.run.teacher import find, naming, shares_base
 from microrl.types import BASE, Prompt
 
 RECORD = "teacher.json"
-"""Of the teacher's update, in the run folder."""
+"""Of the teacher's weights, in the run folder."""
 COMPARED = 8
 """Questions whose prompts are compared."""
 RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, students of such teachers did worse than GRPO"
@@ -43,13 +47,14 @@ def load_teacher(
     """The teacher that `distill.teacher` names; None: none is asked. Call it before the student's adapter is attached.
 
     One on the student's own base shares its weights; any other is a second model. Raises UserError for what `find`, `load` and
-    `folder.read` refuse, and if vocabulary, end-of-text token or rendered prompts differ.
+    `folder.read` refuse, for other tokens (`refuse_other_tokens`), and for a teacher that is no longer the one that this run
+    began with.
     """
     if (name := config.asked_teacher) is None:
         return None
     source = find(name)
     console.status(f"loading the teacher {name}")
-    base, how = student, "it shares the weights of the base model"
+    base, how, settings = student, "it shares the weights of the base model", config.model
     if not shares_base(source, config):
         changes = {"name": source.model, "quant": config.distill.quant or source.quant}
         settings = quickstart.located(config.model.model_copy(update=changes), console)
@@ -61,8 +66,7 @@ def load_teacher(
         how = f"a second model of {base.num_parameters():,} parameters"
     with naming(name):
         update = BASE if source.update is None else read(source.update, base)
-    if source.update is not None:
-        _hold(name, folder_sha256(source.update), folder)
+    _hold(name, teacher_sha256(settings, source.update, console), folder)
     if update.merged and base is student:
         how += f", except the {len(update.merged)} tensors that it has changed"
     folder.event("teacher", f"{name}: {how}")
@@ -78,8 +82,15 @@ def load_teacher(
     return Teacher(base, update, temperature=config.sampling.temperature, fp32_head=config.model.head_dtype == "float32")
 
 
+def teacher_sha256(model: ModelConfig, update: Path | None, console: RunConsole) -> str:
+    """A hash of a teacher's weights: of its model, which must have been loaded and of which little is read (`weights_sha256`),
+    and of every byte of its update."""
+    base = weights_sha256(quickstart.located(model, console).name)
+    return base if update is None else hashlib.sha256(f"{base} {folder_sha256(update)}".encode()).hexdigest()
+
+
 def _hold(name: str, sha256: str, folder: RunFolder) -> None:
-    """Record the teacher's update. Raises UserError where it is not the one that this run began with."""
+    """Record the teacher's weights. Raises UserError where they are not those that this run began with."""
     recorded = folder.read_if_there(RECORD, dict[str, str])
     if recorded is None:
         folder.write_json(RECORD, {"teacher": name, "sha256": sha256})

@@ -119,6 +119,16 @@ def test_parts_that_are_lost_are_written_again_with_the_same_bits(taught, inside
     assert inside("teach", "--resume", out).returncode == 0 and content(out) == whole and not calls
 
 
+def test_a_teacher_that_was_exchanged_does_not_go_on(model_folder, wares, inside, tmp_path):
+    model, out = shutil.copytree(model_folder, tmp_path / "model"), tmp_path / "out"
+    flags = ["--data", wares / "sums.jsonl", "--set", "data.system=", "--problems", 2, "--samples", 1, "--max-tokens", 4]
+    assert inside("teach", "--teacher", model, *flags, "--out", out).returncode == 0
+    assert inside("teach", "--resume", out).returncode == 0
+    build_model(build_tokenizer(), seed=5).save_pretrained(model)
+    done = inside("teach", "--resume", out)
+    assert done.returncode == 2 and f"{out} cannot be continued: teacher changed" in " ".join(done.stderr.split()), done.stderr
+
+
 def test_the_limit_of_time_ends_it_between_two_parts(asked, inside, tmp_path, monkeypatch):
     """What is there can be learned from, and more is added later."""
     monkeypatch.setattr("microrl.commands.teach.PART", 30)

@@ -18,3 +18,11 @@ def test_the_untouched_model_is_not_offered_as_the_best_checkpoint(tmp_path):
         with pytest.raises(UserError, match="no trained adapter yet") as caught:
             folder.final()
         assert (str(best) in caught.value.hint) == is_offered
+
+
+def test_a_folder_that_only_says_what_a_run_would_have_learned_from_is_removed(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {})
+    for name in ("data.json", "teacher.json"):
+        folder.write_json(name, {})
+    folder.discard()
+    assert not folder.path.exists()

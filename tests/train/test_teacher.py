@@ -115,6 +115,23 @@ def test_a_teacher_on_the_same_base_is_no_second_model(model, tokenizer, model_f
         load_teacher(*given)
 
 
+@pytest.mark.parametrize("is_run", [False, True])
+def test_a_teacher_whose_model_was_exchanged_is_refused(model, model_folder, other_model, wares, tmp_path, is_run):
+    """A model of its own, and the base of a run."""
+    name, run = shutil.copytree(other_model, tmp_path / "model"), tmp_path / "teacher"
+    if is_run:
+        shutil.copytree(wares / "done", run)
+        settings = (run / "config.json").read_text().replace(str(model_folder), str(name))
+        (run / "config.json").write_text(settings)
+    config = resolve((), {"model.name": str(model_folder), "distill.teacher": str(run if is_run else name)})
+    tokenizer, folder = load_tokenizer(config.model), RunFolder.create(tmp_path / "run", {})
+    given = config, model, tokenizer, (), no_tools, folder, RunConsole()
+    assert load_teacher(*given) is not None and load_teacher(*given) is not None, "as on resuming"
+    build_model(build_tokenizer(), seed=5).save_pretrained(name)
+    with pytest.raises(UserError, match="has changed since this run began"):
+        load_teacher(*given)
+
+
 def test_a_teacher_that_is_the_student_teaches_nothing(model_folder):
     def refused(**flags):
         config = resolve((), {"model.name": str(model_folder), "distill.teacher": str(model_folder), **flags})
