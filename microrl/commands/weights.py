@@ -8,12 +8,10 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from microrl.adapters.attach import attach
 from microrl.adapters.folder import read
 from microrl.config import RunConfig
 from microrl.environments.conversation import Environment
 from microrl.errors import UserError, first_line
-from microrl.models.tensors import weight_sharing_copy
 from microrl.models.ways import Ways
 from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
@@ -74,6 +72,4 @@ def trained(folder: Path, config: RunConfig, model: PreTrainedModel) -> AdapterS
         return read(folder, model)
     if (wrong := checkpoint.find_corruption(folder)) is not None:
         raise UserError(f"{folder} is damaged: {wrong}", "evaluate another one of the run's checkpoints, its best/ or its final/")
-    attached = attach(weight_sharing_copy(model), config.adapter, seed=config.seed, fresh=False)
-    checkpoint.load_adapter(folder, attached)
-    return attached.snapshot(1)
+    return checkpoint.update_of(folder, config, model)

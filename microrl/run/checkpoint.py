@@ -19,15 +19,20 @@ import torch
 from pydantic import ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from microrl import files
 from microrl.adapters.adapter import Adapter
+from microrl.adapters.attach import attach
 from microrl.adapters.folder import write
+from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.files import STRICT, BadFile, Count, Fraction, Seconds
+from microrl.models.tensors import weight_sharing_copy
 from microrl.policy.optimizer import Steering
 from microrl.policy.policy import Policy
 from microrl.run import generators
+from microrl.types import AdapterSnapshot
 
 FOLDER = "checkpoints"
 """Name of the folder in a run folder."""
@@ -258,6 +263,13 @@ def load_adapter(folder: Path, adapter: Adapter) -> None:
     if tensors.keys() == own.keys() and all(tensors[name].shape == own[name].shape for name in own):
         _refuse_misfit(path, tensors, own)
     adapter.load(tensors, folder)  # raises for another adapter's tensors
+
+
+def update_of(folder: Path, config: RunConfig, model: PreTrainedModel) -> AdapterSnapshot:
+    """The update in a checkpoint of a run with this configuration, for its untouched model. Raises as `restore` does."""
+    adapter = attach(weight_sharing_copy(model), config.adapter, seed=config.seed, fresh=False)
+    load_adapter(folder, adapter)
+    return adapter.snapshot(1)
 
 
 def newest_whole(root: Path) -> Path | None:

@@ -89,13 +89,22 @@ def shares_base(source: Source, config: RunConfig) -> bool:
 
 
 def refuse_own_start(source: Source, config: RunConfig) -> None:
-    """Raise UserError where the teacher is the model that the run starts from, and there is no reward to learn from."""
-    starts_alike = source.update is None and config.init is None and not config.sft.is_on and shares_base(source, config)
-    if starts_alike and config.loss.kind == "distill" and not config.distill.reward_weight:
-        raise UserError(
-            f"the teacher {config.distill.teacher} is the model that this run starts from: there is nothing to learn from it",
-            "pass a trained one: --teacher RUN",
-        )
+    """Raise UserError where the teacher is the untouched model that the run starts from, and nothing else teaches."""
+    if source.update is None and config.init is None and teaches_alone(config) and shares_base(source, config):
+        raise own_start(config)
+
+
+def teaches_alone(config: RunConfig) -> bool:
+    """Whether the run learns from its teacher and from nothing else: no reward, and no SFT before it."""
+    return config.loss.kind == "distill" and not config.distill.reward_weight and not config.sft.is_on
+
+
+def own_start(config: RunConfig) -> UserError:
+    """The error if the teacher is the model that the run starts from."""
+    return UserError(
+        f"the teacher {config.distill.teacher} is the model that this run starts from: there is nothing to learn from it",
+        "pass another one, trained further: --teacher RUN",
+    )
 
 
 def size(config: RunConfig, *, is_at_hand: bool = False) -> TeacherSize | None:

@@ -109,7 +109,7 @@ def build(
             environment.use_template(tokenizer, config.data, stop_tokens(model, tokenizer))
         prompts = render_prompts(questions, tokenizer, config, folder, console, environment)
         tools = no_tools if environment is None else environment.tools
-        teacher = load_teacher(config, model, tokenizer, questions.training, tools, folder, console)
+        teacher = load_teacher(config, model, tokenizer, questions.training, tools, folder, console, init)
         console.status("preparing the engine and the adapter")
         engine = open_engine(config, model, tokenizer, folder, console)
         undo.callback(engine.close)

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.adapters.folder import read
+from microrl.adapters.starts import norm
 from microrl.config import RunConfig
 from microrl.config.schema import ModelConfig
 from microrl.data.load import Question
@@ -19,19 +20,23 @@ from microrl.errors import UserError
 from microrl.evaluation.record import folder_sha256
 from microrl.models.fingerprint import weights_sha256
 from microrl.models.load import load_tokenizer
+from microrl.models.tensors import updated
 from microrl.models.threads import threads
 from microrl.policy.architecture import load_checked
 from microrl.policy.teacher import Teacher
 from microrl.quickstart import model as quickstart
+from microrl.run import checkpoint
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.run.teacher import find, naming, shares_base
-from microrl.types import BASE, Prompt
+from microrl.run.teacher import find, naming, own_start, shares_base, teaches_alone
+from microrl.types import BASE, AdapterSnapshot, LowRank, Prompt
 
 RECORD = "teacher.json"
 """Of the teacher's weights, in the run folder."""
 COMPARED = 8
 """Questions whose prompts are compared."""
+SAME = 1e-6
+"""Relative difference up to which two updates are the same. Rounding makes 1e-8 of it."""
 RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, students of such teachers did worse than GRPO"
 
 
@@ -43,12 +48,13 @@ def load_teacher(
     tools: ToolsOf,
     folder: RunFolder,
     console: RunConsole,
+    init: Path | None = None,
 ) -> Teacher | None:
     """The teacher that `distill.teacher` names; None: none is asked. Call it before the student's adapter is attached.
 
-    One on the student's own base shares its weights; any other is a second model. Raises UserError for what `find`, `load` and
-    `folder.read` refuse, for other tokens (`refuse_other_tokens`), and for a teacher that is no longer the one that this run
-    began with.
+    One on the student's own base shares its weights; any other is a second model. `init`: the checkpoint that the student starts
+    from. Raises UserError for what `find`, `load` and `folder.read` refuse, for other tokens (`refuse_other_tokens`), and for a
+    teacher that is the student's start, or no longer the one that this run began with.
     """
     if (name := config.asked_teacher) is None:
         return None
@@ -66,6 +72,8 @@ def load_teacher(
         how = f"a second model of {base.num_parameters():,} parameters"
     with naming(name):
         update = BASE if source.update is None else read(source.update, base)
+    if init is not None and base is student and teaches_alone(config):
+        _refuse_equal(update, checkpoint.update_of(init, config, student), student, config)
     _hold(name, teacher_sha256(settings, source.update, console), folder)
     if update.merged and base is student:
         how += f", except the {len(update.merged)} tensors that it has changed"
@@ -87,6 +95,25 @@ def teacher_sha256(model: ModelConfig, update: Path | None, console: RunConsole)
     and of every byte of its update."""
     base = weights_sha256(quickstart.located(model, console).name)
     return base if update is None else hashlib.sha256(f"{base} {folder_sha256(update)}".encode()).hexdigest()
+
+
+def _refuse_equal(teacher: AdapterSnapshot, start: AdapterSnapshot, model: PreTrainedModel, config: RunConfig) -> None:
+    """Raise UserError where both updates make the same network of this model, up to float32's rounding: an exported LoRA pair may
+    be scaled in another place."""
+    pairs, merged = teacher.pairs, teacher.merged
+    if pairs.keys() != start.pairs.keys() or merged.keys() != start.merged.keys():
+        return
+    if all(_is_same(pair, start.pairs[name]) for name, pair in pairs.items()) and all(
+        torch.equal(*(updated(name, model.get_parameter(name), update) for update in (teacher, start))) for name in merged
+    ):
+        raise own_start(config)
+
+
+def _is_same(one: LowRank, other: LowRank) -> bool:
+    """Whether two pairs have the same product, by the norm of the difference."""
+    A_RI = torch.cat([one.A_RI, other.A_RI])
+    B_OR = torch.cat([one.scale * one.B_OR, -other.scale * other.B_OR], dim=1)
+    return norm(A_RI, B_OR) <= SAME * norm(one.A_RI, one.scale * one.B_OR)
 
 
 def _hold(name: str, sha256: str, folder: RunFolder) -> None:

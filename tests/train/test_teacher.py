@@ -7,14 +7,18 @@ import sys
 import masking_teacher
 import pytest
 import torch
+from every_adapter import config_of, train
+from safetensors.torch import save_file
 from whole_runs import rows
 
-from microrl.adapters.folder import read
+from microrl.adapters.attach import attach
+from microrl.adapters.folder import read, write
 from microrl.algorithm.batch import Row
 from microrl.config import resolve
 from microrl.data.prompts import no_tools
 from microrl.errors import UserError
 from microrl.models.load import load_tokenizer
+from microrl.models.tensors import weight_sharing_copy
 from microrl.models.tiny import build_model, build_tokenizer
 from microrl.policy.microbatch import pad
 from microrl.policy.teacher import Teacher
@@ -140,6 +144,42 @@ def test_a_teacher_that_is_the_student_teaches_nothing(model_folder):
     with pytest.raises(UserError, match="there is nothing to learn from it"):
         refused()
     refused(**{"distill.reward_weight": 1.0})
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora", "adalora", "dora", "full"])
+def test_a_teacher_from_which_the_run_starts_teaches_nothing(model, tokenizer, model_folder, tmp_path, kind):
+    """What `init` names, as the checkpoint that it is loaded from, is compared with the adapter that its run has exported."""
+    adapter = attach(weight_sharing_copy(model), config_of(kind), seed=3)
+    train(adapter)
+    init, final = tmp_path / "step-000004", tmp_path / "teacher" / "final"
+    init.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in adapter.state().items()}, init / "adapter.safetensors")
+    shown = {name: value for name, value in config_of(kind).model_dump().items() if value is not None}
+    flags = {"model.name": str(model_folder), "distill.teacher": str(final.parent), "init": "runs/t"}
+    flags |= {f"adapter.{name}": value for name, value in shown.items()}
+    config = resolve((), flags)
+    RunFolder.create(final.parent, config.model_dump(mode="json"))
+    final.mkdir()
+    write(final, adapter)
+
+    def load(name, init=init, **changes):
+        taught = resolve((), {**flags, **changes})
+        folder = RunFolder.create(tmp_path / name, {})
+        return load_teacher(taught, model, tokenizer, (), no_tools, folder, RunConsole(), init)
+
+    with pytest.raises(UserError, match="is the model that this run starts from: there is nothing to learn from it"):
+        load("same")
+    assert load("rewarded", **{"distill.reward_weight": 1.0}) is not None
+    train(adapter, steps=1, lr=1e-4)
+    save_file({name: tensor.contiguous() for name, tensor in adapter.state().items()}, init / "adapter.safetensors")
+    assert load("trained", init) is not None
+
+
+def test_a_run_ends_before_it_starts_from_its_teacher(inside, wares, tmp_path):
+    flags = ["--init", wares / "done", "--set", "sft.steps=none", "--steps", 1, "--out", tmp_path / "run"]
+    done = inside("train", wares / "preset.toml", "--teacher", wares / "done", *flags)
+    assert done.returncode == 2 and "there is nothing to learn from it" in " ".join(done.stderr.split()), done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_other_prompts_of_a_teachers_run_are_named():
