@@ -9,7 +9,7 @@ from typing import Any, Literal
 from microrl.config.schema import DataConfig
 from microrl.data.load import Question
 from microrl.data.tokens import Masked
-from microrl.errors import UserError
+from microrl.errors import UserError, first_line
 from microrl.types import Prompt
 
 Role = Literal["system", "user"]
@@ -68,7 +68,7 @@ def render(
     for `template_options`.
 
     Only the template writes special tokens; those in the question or the system message become plain text. Raises UserError
-    if the tokenizer cannot do that, or the template has no such switch.
+    if the tokenizer cannot do that, or the template fails or has no such switch.
     """
     options: dict[str, Any] = template_options(tokenizer, thinking) | ({"tools": list(tools)} if tools else {})
     masked = Masked(tokenizer, question, system or "")
@@ -78,16 +78,24 @@ def render(
         text = "\n\n".join(message["content"] for message in chat) + "\n\n"
     else:
         try:
-            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **options)
-        except Exception:
+            text = _templated(tokenizer, chat, options)
+        except UserError:
             if not system or role == "user":
                 raise
             # Some templates (early Gemma) refuse a system message.
-            chat = messages(asked, instruction, "user")
-            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **options)
+            text = _templated(tokenizer, messages(asked, instruction, "user"), options)
     # The template has already written the special tokens.
     ids = masked.ids(text, add_special_tokens=tokenizer.chat_template is None)
     return Prompt(question, answer, masked.unmask(text), tuple(ids))
+
+
+def _templated(tokenizer: Any, chat: list[dict[str, str]], options: dict[str, Any]) -> str:
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **options))
+    except Exception as error:  # templates raise what they like
+        raise UserError(
+            f"the chat template fails: {first_line(error)}", "choose a model with another chat template, or fix this one"
+        ) from error
 
 
 def render_all(

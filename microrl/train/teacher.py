@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +38,11 @@ RECORD = "teacher.json"
 """Of the teacher's weights, in the run folder."""
 COMPARED = 8
 """Questions whose prompts are compared."""
+AT_ONCE = 64
+"""Tokens whose texts are joined, where two tokenizers read them."""
 SAME = 1e-6
 """Relative difference up to which two updates are the same. Rounding makes 1e-8 of it."""
+OF_FAMILY = "choose a teacher with the student's tokenizer, usually one of the same model family"
 RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, students of such teachers did worse than GRPO"
 
 
@@ -126,12 +132,14 @@ def _hold(name: str, sha256: str, folder: RunFolder) -> None:
 
 
 def rendering(config: RunConfig, questions: Sequence[Question], tools: ToolsOf) -> Callable[[Any], list[Prompt]]:
-    """From a tokenizer to the first prompts of a run."""
-    return lambda tokenizer: render_all(questions[:COMPARED], tokenizer, config.data, tools=tools)
+    """From a tokenizer to the first prompts of a run, as long as they are: both tokenizers then make as many."""
+    data = config.data.model_copy(update={"max_prompt_tokens": sys.maxsize})
+    return lambda tokenizer: render_all(questions[:COMPARED], tokenizer, data, tools=tools)
 
 
 def refuse_other_tokens(name: str, teacher: Any, student: Any, render: Callable[[Any], list[Prompt]]) -> None:
-    """Raise UserError unless both tokenizers have the same tokens, end a text alike, and `render` the same prompts."""
+    """Raise UserError unless both tokenizers have the same vocabulary, end a text alike, split it alike, and `render` the same
+    prompts, or if the teacher's chat template fails."""
     theirs, ours = teacher.get_vocab(), student.get_vocab()
     differing = sorted(token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token))
     if differing:
@@ -139,19 +147,64 @@ def refuse_other_tokens(name: str, teacher: Any, student: Any, render: Callable[
         raise UserError(
             f"the teacher {name} has a different vocabulary: {len(differing)} tokens differ; for example, {differing[0]!a} "
             f"{here} in the student's and {there} in the teacher's",
-            "choose a teacher with the student's tokenizer, usually one of the same model family",
+            OF_FAMILY,
         )
     if teacher.eos_token_id != student.eos_token_id:
         raise UserError(
             f"the teacher {name} has a different end-of-text token: {teacher.eos_token!a} instead of {student.eos_token!a}",
             "choose a teacher and a student of one family that are both base models, or both instruct models",
         )
-    for mine, other in zip(render(student), render(teacher)):
+    _refuse_other_splits(name, teacher, student)
+    prompts = render(student)
+    try:
+        others = render(teacher)
+    except UserError as error:
+        raise UserError(f"the teacher {name}: {error.message}", error.hint) from None
+    for mine, other in zip(prompts, others, strict=True):
         if (ids := mine.token_ids) != (other_ids := other.token_ids):
-            at = next((at for at, (one, two) in enumerate(zip(ids, other_ids)) if one != two), min(len(ids), len(other_ids)))
+            at = _first_difference(ids, other_ids)
             here, there = student.decode(ids[at : at + 8]), teacher.decode(other_ids[at : at + 8])
+            what = "chat template: it renders" if mine.text != other.text else "tokenizer: it splits"
             raise UserError(
-                f"the teacher {name} has a different chat template: it renders row {mine.row} differently from token {at} on, as "
-                f"{there!a} instead of {here!a}",
+                f"the teacher {name} has a different {what} row {mine.row} differently from token {at} on, as {there!a} instead "
+                f"of {here!a}",
                 "if they differ in the default system message, set one: --set data.system=TEXT; else choose another teacher",
             )
+
+
+def _refuse_other_splits(name: str, teacher: Any, student: Any) -> None:
+    """Raise UserError where a text has other tokens in one tokenizer than in the other, which has the same vocabulary.
+
+    Settings that differ may come to the same: a GGUF file, for example, carries no normalizer. So where they do, both tokenizers
+    read the texts of all tokens, on lines of their own and joined, in normal form C; a second for 50,000. Special tokens are left
+    out: families differ in which are special, and where it matters, prompts differ.
+    """
+    ours, theirs = _splitting(student), _splitting(teacher)
+    if ours == theirs:
+        return
+    special = {number for one in (student, teacher) for number, token in one.added_tokens_decoder.items() if token.special}
+    tokens = student.batch_decode([[number] for number in sorted(set(student.get_vocab().values()) - special)])
+    joined = (between.join(tokens[at : at + AT_ONCE]) for between in ("\n", "") for at in range(0, len(tokens), AT_ONCE))
+    texts = [unicodedata.normalize("NFC", text) for text in joined]
+    for mine, other in zip(*(one(texts, add_special_tokens=False)["input_ids"] for one in (student, teacher)), strict=True):
+        if mine != other:
+            at = _first_difference(mine, other)
+            keys = ", ".join(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
+            here, there = (student.batch_decode([[number] for number in ids[at : at + 2]]) for ids in (mine, other))
+            raise UserError(
+                f"the teacher {name} splits text differently ({keys}): it reads {there!a} instead of {here!a}", OF_FAMILY
+            )
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    """Where two lists of tokens that are not the same begin to differ."""
+    return next((at for at, (mine, theirs) in enumerate(zip(one, other)) if mine != theirs), min(len(one), len(other)))
+
+
+def _splitting(tokenizer: Any) -> dict[str, Any]:
+    """What the tokens of a text follow from, by its names in `tokenizer.json`; nothing for a tokenizer without such a file."""
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
+        return {}
+    tree = json.loads(backend.to_str())
+    tree["merges"] = tree["model"].pop("merges", None)
+    return {key: tree[key] for key in ("normalizer", "pre_tokenizer", "added_tokens", "model", "merges")}

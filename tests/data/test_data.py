@@ -112,6 +112,18 @@ def test_prompts_go_through_the_chat_template(tokenizer):
     assert render("q", "2", tokenizer, None).text.startswith("<|im_start|>user")
 
 
+def test_a_template_that_fails_is_an_error_unless_it_only_refuses_a_system_message():
+    from microrl.models.tiny import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('No system.') }}{% endif %}{{ messages }}"
+    assert "Be brief." in render("q", "1", tokenizer, "Be brief.").text
+    tokenizer.chat_template = "{{ raise_exception('Never.') }}"
+    with pytest.raises(UserError) as caught:
+        render_all([Question(7, "q", "1")], tokenizer, DataConfig(name="d"))
+    assert caught.value.message == "d, row 7: the chat template fails: Never." and caught.value.hint
+
+
 SWITCHED = (
     "{{ messages[-1]['content'] }}{% if add_generation_prompt %}:"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"

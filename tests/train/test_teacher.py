@@ -9,17 +9,20 @@ import pytest
 import torch
 from every_adapter import config_of, train
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from whole_runs import rows
 
 from microrl.adapters.attach import attach
 from microrl.adapters.folder import read, write
 from microrl.algorithm.batch import Row
 from microrl.config import resolve
+from microrl.data.load import load_questions
 from microrl.data.prompts import no_tools
 from microrl.errors import UserError
 from microrl.models.load import load_tokenizer
 from microrl.models.tensors import weight_sharing_copy
-from microrl.models.tiny import build_model, build_tokenizer
+from microrl.models.tiny import CHAT_TEMPLATE, END, PAD, START, build_model, build_tokenizer
 from microrl.policy.microbatch import pad
 from microrl.policy.teacher import Teacher
 from microrl.report.findings import findings
@@ -27,7 +30,7 @@ from microrl.report.history import History
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.run.teacher import Source, find, refuse_own_start, shares_base
-from microrl.train.teacher import RAW, load_teacher, refuse_other_tokens
+from microrl.train.teacher import RAW, load_teacher, refuse_other_tokens, rendering
 from microrl.types import BASE, Prompt
 
 
@@ -63,6 +66,108 @@ def test_other_tokens_are_refused(change, said):
     with pytest.raises(UserError) as caught:
         refuse_other_tokens("T", other, build_tokenizer(), render)
     assert caught.value.message.startswith("the teacher T ") and said in caught.value.message and caught.value.hint
+
+
+def edited(change):
+    """The tokenizer with what `change` makes of its `tokenizer.json`."""
+    tree = json.loads(build_tokenizer().backend_tokenizer.to_str())
+    change(tree)
+    backend = Tokenizer.from_str(json.dumps(tree))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=PAD, chat_template=CHAT_TEMPLATE)
+
+
+def without_a_merge(tree):
+    tree["model"]["merges"].pop()
+
+
+def in_lower_case(tree):
+    tree["normalizer"] = {"type": "Lowercase"}
+
+
+def words_apart(tree):
+    tree["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "Punctuation"}, tree["pre_tokenizer"]]}
+
+
+def in_pieces(tree):
+    tree["added_tokens"] = [token for token in tree["added_tokens"] if token["content"] != "\\boxed{"]
+
+
+def swapped(tree):
+    vocabulary = tree["model"]["vocab"]
+    vocabulary[START], vocabulary[END] = vocabulary[END], vocabulary[START]
+
+
+def not_special(tree):
+    tree["added_tokens"] = [token for token in tree["added_tokens"] if token["content"] != START]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without_a_merge, "splits text differently (merges): it reads ['gues', 's'] instead of ['guess', '\\n']"),
+        (in_lower_case, "splits text differently (normalizer): it reads ['a', '\\n'] instead of ['A', '\\n']"),
+        (words_apart, "splits text differently (pre_tokenizer): "),
+        (in_pieces, "has a different vocabulary: 1 tokens differ"),
+        (swapped, "has a different vocabulary: 2 tokens differ; for example, '<|im_end|>' has the id 2 in the student's"),
+        (not_special, "has a different tokenizer: it splits row 4 differently from token 0 on"),
+    ],
+)
+def test_a_tokenizer_that_splits_differently_is_refused(change, said):
+    with pytest.raises(UserError) as caught:
+        refuse_other_tokens("T", edited(change), build_tokenizer(), render)
+    assert caught.value.message.startswith("the teacher T ") and said in caught.value.message and caught.value.hint
+
+
+def digits_apart(tree):
+    tree["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "Digits", "individual_digits": True}, tree["pre_tokenizer"]],
+    }
+
+
+def normalized(tree):
+    tree["normalizer"] = {"type": "NFC"}
+
+
+def other_special_tokens(tree):
+    for token in tree["added_tokens"]:
+        token["special"] = token["content"] != START
+
+
+def padded(tree):
+    tree["padding"] = {
+        "strategy": {"Fixed": 900}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": PAD,
+    }  # fmt: skip
+    tree["truncation"] = {"direction": "Right", "max_length": 900, "strategy": "LongestFirst", "stride": 0}
+
+
+@pytest.mark.parametrize("change", [digits_apart, normalized, other_special_tokens, padded])
+def test_settings_without_an_effect_are_no_difference(change):
+    """Such as those by which a GGUF file's tokenizer differs from that of the same model: no token has two digits."""
+    refuse_other_tokens("T", edited(change), build_tokenizer(), render)
+
+
+def test_a_tokenizer_without_a_file_is_compared_as_far_as_it_goes():
+    refuse_other_tokens("T", ByT5Tokenizer(), ByT5Tokenizer(), lambda tokenizer: [])
+
+
+def test_prompts_are_compared_however_long_they_are(data_file):
+    config = resolve((), {"data.name": str(data_file), "data.max_prompt_tokens": 1, "data.long_prompts": "drop"})
+    other, whole = build_tokenizer(), rendering(config, load_questions(config.data), no_tools)
+    refuse_other_tokens("T", other, build_tokenizer(), whole)
+    templated(other)
+    with pytest.raises(UserError, match="has a different chat template: it renders row 1 differently"):
+        refuse_other_tokens("T", other, build_tokenizer(), whole)
+
+
+def test_a_teachers_template_that_fails_is_named(inside, tiny_arguments, other_model, data_file, tmp_path):
+    failing = build_tokenizer()
+    failing.chat_template = "{{ raise_exception('No users here.\nSorry.') }}"
+    failing.save_pretrained(shutil.copytree(other_model, tmp_path / "failing"))
+    done = inside("train", *tiny_arguments, "--steps", 1, "--teacher", tmp_path / "failing", "--dry-run")
+    said = f"the teacher {tmp_path / 'failing'}: {data_file}, row 3: the chat template fails: No users here."
+    assert done.returncode == 2 and said in " ".join(done.stderr.split()), done.stderr
 
 
 def test_where_a_teacher_comes_from(wares, model_folder, tmp_path):
