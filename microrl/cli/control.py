@@ -33,7 +33,7 @@ def refuse(config: RunConfig, path: Path, *, is_resumed: bool = False) -> None:
         raise UserError(f"{path} is a control itself: its rewards are shuffled", "leave out --control or reward.shuffle")
     if config.sft.only:
         raise UserError("a run of SFT alone has no rewards to shuffle", "leave out --control")
-    if config.loss.kind == "distill" and not config.distill.reward_weight:
+    if not config.has_rewards:
         raise UserError("the teacher alone trains this run: there are no rewards to shuffle", "leave out --control")
     if os.path.lexists(control_of(path)) and not is_resumed and not os.path.lexists(path):
         raise UserError(f"{control_of(path)} already exists", "remove it, or choose another folder: --out DIR")

@@ -106,6 +106,7 @@ def teach(
 
         record, folder = taught.read_record(resume), resume
         config, name, top_k, only_right = check(record.config), record.teacher.name, record.top_k, record.only_right
+        is_rl = record.teacher.is_rl
         adapter = None if record.adapter is None else Path(record.adapter)
         if adapter is not None and not adapter.is_dir():
             raise UserError(
@@ -118,7 +119,7 @@ def teach(
         name, top_k = teacher, 16 if top_k is None else top_k
         defaults = {"evaluation.samples": 4, "evaluation.problems": ALL, "engine.kind": "auto"}
         flags = {key: defaults.get(key) if value is None else value for key, value in flags.items()}
-        config, adapter = _asked(teacher, sets or [], flags | {"sampling.max_completion_tokens": max_tokens})
+        config, adapter, is_rl = _asked(teacher, sets or [], flags | {"sampling.max_completion_tokens": max_tokens})
         if not config.evaluation.problems:
             raise UserError("--problems 0 leaves no question for the teacher", "raise it, or leave it out for all questions")
         folder = out or options.run_folder(f"teach-{options.run_name(None, teacher)}")
@@ -130,7 +131,15 @@ def teach(
 
     try:
         record = command.teach(
-            config, name, adapter, folder, top_k=top_k, only_right=only_right, until_s=until_s, is_resumed=resume is not None
+            config,
+            name,
+            adapter,
+            folder,
+            top_k=top_k,
+            only_right=only_right,
+            until_s=until_s,
+            is_resumed=resume is not None,
+            is_rl=is_rl,
         )
     except (KeyboardInterrupt, Explained):
         if (folder / TEACH).is_file():
@@ -143,11 +152,13 @@ def teach(
     _tell(record, folder, config.model.name, seconds, as_json=as_json)
 
 
-def _asked(teacher: str, sets: list[str], flags: dict[str, Any]) -> tuple[Any, Path | None]:
-    """The configuration of the teacher's run, or of a model, with what is asked of it; and the folder of its update."""
+def _asked(teacher: str, sets: list[str], flags: dict[str, Any]) -> tuple[Any, Path | None, bool]:
+    """The configuration of the teacher's run, or of a model, with what is asked of it; the folder of its update; and whether
+    rewards have trained it."""
     from microrl.cli.target import find_weights
     from microrl.config.resolve import override
     from microrl.config.schema import RunConfig
+    from microrl.run.teacher import Source
 
     resolved_teacher = find_weights(teacher)
     given, plain = resolved_teacher.config.model_dump(), RunConfig().model_dump()
@@ -171,7 +182,8 @@ def _asked(teacher: str, sets: list[str], flags: dict[str, Any]) -> tuple[Any, P
     if config.evaluation.temperature == 0 and config.evaluation.samples > 1:
         raise UserError("at temperature 0, all samples of a question are equal", "add --samples 1, or raise --temperature")
     adapter = resolved_teacher.adapter_folder()
-    return config, None if adapter is None else adapter.absolute()
+    run_config = None if resolved_teacher.run is None else resolved_teacher.config
+    return config, None if adapter is None else adapter.absolute(), Source(config.model.name, adapter, run_config).is_rl
 
 
 def _make(folder: Path) -> None:

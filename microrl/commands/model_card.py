@@ -79,17 +79,10 @@ class ModelCard:
     def _is_local(self) -> bool:
         return Path(self.base).is_absolute()
 
-    @property
-    def _has_rewards(self) -> bool:
-        """Whether rewards trained it; a custom loss may use them as it likes."""
-        config = self.config
-        if config.has_stored_teacher:
-            return not config.sft.only
-        return config.distill.teacher is None or config.distill.reward_weight > 0 or config.loss.kind == "custom"
-
     def _front(self) -> str:
-        tags = [*(["reinforcement-learning", "rlvr"] if self._has_rewards else ["distillation"]), "microrl"]
-        if self.run is not None:
+        rewarded, others = ["reinforcement-learning", "rlvr"], ["sft" if self.config.distill.teacher is None else "distillation"]
+        tags = [*(rewarded if self.config.has_rewards else others), "microrl"]
+        if self.run is not None and not self.config.sft.only:
             tags[:0] = [self.config.loss.kind]
         if self.form == "lora":
             tags += ["lora"]
@@ -116,14 +109,19 @@ class ModelCard:
         if quant is not None:
             took = "this model contains the same dequantised weights" if self.form == "full" else "a 16-bit base differs slightly"
             bits = f" It was trained on the 4-bit base ({quant}); {took}."
-        how, distill = "reinforcement learning with verifiable rewards", self.config.distill
-        if self.config.has_stored_teacher:
-            then = "" if self.config.sft.only else f", and then {how}"
-            how = f"distillation from the stored scores in `{shown(str(distill.teacher))}`{then}"
-        elif distill.teacher is not None:
-            rewards = " and with verifiable rewards" if self._has_rewards else ""
-            how = f"on-policy distillation from `{shown(distill.teacher)}`{rewards}"
-        return f"{kind} Trained by {how}, with microrl.{bits}"
+        return f"{kind} Trained by {self._how()}, with microrl.{bits}"
+
+    def _how(self) -> str:
+        """By what: the supervised phase, and what came after it."""
+        config, teacher = self.config, shown(str(self.config.distill.teacher))
+        rewards = "shuffled rewards, as a control" if config.reward.shuffle else "verifiable rewards"
+        first = f"distillation from the stored scores in `{teacher}`" if config.has_stored_teacher else "supervised fine-tuning"
+        then = f"reinforcement learning with {rewards}"
+        if config.asked_teacher is not None:
+            then = f"on-policy distillation from `{teacher}`" + (f" and with {rewards}" if config.has_rewards else "")
+        if config.sft.only:
+            return first
+        return f"{first}, and then {then}" if config.sft.is_on else then
 
     def _training(self) -> str | None:
         """The run's settings, with the numbers of its summary if there is one."""
@@ -134,10 +132,15 @@ class ModelCard:
         rows: dict[str, Any] = {"adapter": config.adapter.name}
         if summary is not None:
             rows["trained parameters"] = f"{summary.trainable_params:,}"
-        rows |= {"loss": config.loss.kind, "data": shown(config.data.name), "learning rate": config.optim.lr}
-        batch = config.sampling
-        rows["batch per step"] = f"{batch.prompts_per_step} prompts x {batch.group_size} completions"
-        rows["completions"] = f"up to {batch.max_completion_tokens} tokens, temperature {batch.temperature}"
+            if summary.sft is not None:
+                rows["supervised steps"] = summary.sft.steps
+        rows["data"] = shown(config.data.name)
+        if not config.sft.only:
+            optim, batch = config.optim, config.sampling
+            steered = f"steered: {optim.step_kl:g} nats per token in each step" if optim.step_kl is not None else None
+            rows |= {"loss": config.loss.kind, "learning rate": steered or optim.lr}
+            rows["batch per step"] = f"{batch.prompts_per_step} prompts x {batch.group_size} completions"
+            rows["completions"] = f"up to {batch.max_completion_tokens} tokens, temperature {batch.temperature}"
         if (self.source / "state.json").is_file():
             state = checkpoint.read_state(self.source)
             accuracy = state.validation.best_accuracy

@@ -39,6 +39,7 @@ from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import select_engine
 from microrl.run import data_record
 from microrl.run.console import FAIR, RunConsole
+from microrl.run.teacher import RAW
 from microrl.train.questions import check_golds, pick_questions
 from microrl.train.setup import load_model
 from microrl.train.teacher import teacher_sha256
@@ -62,10 +63,12 @@ def teach(
     only_right: bool,
     until_s: float | None,
     is_resumed: bool,
+    is_rl: bool | None,
 ) -> Record:
     """Write a teacher's completions into a folder; returns its record.
 
-    The teacher is the model of `config` with the update in the folder `adapter`, if any; `name` is what was given for it.
+    The teacher is the model of `config` with the update in the folder `adapter`, if any; `name` is what was given for it, and
+    `is_rl` whether microrl has trained it by its rewards (None: not known).
     `config.evaluation` says how many questions are asked and how; the scores are at the training temperature. No part begins that
     is likely to end after `until_s`, but the first is always written. Raises UserError.
     """
@@ -73,6 +76,8 @@ def teach(
     with RunConsole() as console, closing(make_scorer(config)) as scorer:
         if (weak := weakness()) is not None:
             console.note(f"warning: {weak}")
+        if is_rl is False:
+            console.note(f"warning: {RAW}")
         console.status("reading the data")
         everything = load_questions(config.data)
         pool = split(everything, config.data.held_out, config.data.validation).training
@@ -86,7 +91,9 @@ def teach(
         size = max(PART // sampling.group_size, 1)
         parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         record = Record(
-            teacher=taught.Teacher(name=name, model=config.model.name, sha256=teacher_sha256(config.model, adapter, console)),
+            teacher=taught.Teacher(
+                name=name, model=config.model.name, sha256=teacher_sha256(config.model, adapter, console), is_rl=is_rl
+            ),
             data=data_record.of_questions(config.data, everything),
             chat=taught.chat_of(config),
             tokenizer=taught.tokenizer_of(tokenizer),

@@ -264,6 +264,11 @@ class RunConfig(Section):
         """The teacher that is in memory, and asked in every update; None: there is none."""
         return None if self.has_stored_teacher else self.distill.teacher
 
+    @property
+    def has_rewards(self) -> bool:
+        """Whether rewards train it; a custom loss may use them as it likes. Not: SFT alone, or a teacher alone."""
+        return not self.sft.only and (self.loss.kind != "distill" or self.distill.reward_weight > 0)
+
     @model_validator(mode="after")
     def _teacher_is_used(self) -> RunConfig:
         if self.has_stored_teacher and not self.sft.is_on:

@@ -64,6 +64,8 @@ class Teacher(_Strict):
     name: str
     model: str
     sha256: str | None
+    is_rl: bool | None = None
+    """Whether microrl has trained it by its rewards; None: not known."""
 
 
 class Chat(_Strict):

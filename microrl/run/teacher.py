@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from microrl.plan.workload import TeacherSize
 
 
+RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, students of such teachers did worse than GRPO"
+
+
 class Source(NamedTuple):
     """Where a teacher comes from."""
 
@@ -29,8 +32,8 @@ class Source(NamedTuple):
 
     @property
     def is_rl(self) -> bool:
-        """Whether microrl has trained it by more than SFT."""
-        return self.config is not None and not self.config.sft.only
+        """Whether microrl has trained it by its rewards."""
+        return self.config is not None and self.config.has_rewards and not self.config.reward.shuffle
 
     @property
     def quant(self) -> Literal["nf4"] | None:
@@ -96,7 +99,7 @@ def refuse_own_start(source: Source, config: RunConfig) -> None:
 
 def teaches_alone(config: RunConfig) -> bool:
     """Whether the run learns from its teacher and from nothing else: no reward, and no SFT before it."""
-    return config.loss.kind == "distill" and not config.distill.reward_weight and not config.sft.is_on
+    return not config.has_rewards and not config.sft.is_on
 
 
 def own_start(config: RunConfig) -> UserError:

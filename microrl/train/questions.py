@@ -25,6 +25,7 @@ from microrl.run import data_record
 from microrl.run.checkpoint import State
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
+from microrl.run.teacher import RAW
 from microrl.terminal import counted
 from microrl.train.cleaning import (
     BAD_GOLD,
@@ -75,6 +76,9 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
     solutions = load_solutions(config) if config.sft.is_on and not state.sft.is_done else None
     data_record.record_or_verify(folder, config, everything, solutions)
     if solutions is not None and config.sft.data is not None and is_taught(config.sft.data):
+        if config.has_stored_teacher and taught.read_record(Path(config.sft.data)).teacher.is_rl is False:
+            folder.event("warning", RAW)
+            console.note(f"warning: {RAW}")
         other = taught.other_data(Path(config.sft.data), data_record.of_questions(config.data, everything).sha256)
         if other is not None:
             folder.event("other questions", other)

@@ -31,7 +31,7 @@ from microrl.quickstart import model as quickstart
 from microrl.run import checkpoint
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.run.teacher import find, naming, own_start, shares_base, teaches_alone
+from microrl.run.teacher import RAW, find, naming, own_start, shares_base, teaches_alone
 from microrl.types import BASE, AdapterSnapshot, LowRank, Prompt
 
 RECORD = "teacher.json"
@@ -43,7 +43,6 @@ AT_ONCE = 64
 SAME = 1e-6
 """Relative difference up to which two updates are the same. Rounding makes 1e-8 of it."""
 OF_FAMILY = "choose a teacher with the student's tokenizer, usually one of the same model family"
-RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, students of such teachers did worse than GRPO"
 
 
 def load_teacher(
@@ -156,10 +155,8 @@ def refuse_other_tokens(name: str, teacher: Any, student: Any, render: Callable[
         )
     _refuse_other_splits(name, teacher, student)
     prompts = render(student)
-    try:
+    with naming(name):
         others = render(teacher)
-    except UserError as error:
-        raise UserError(f"the teacher {name}: {error.message}", error.hint) from None
     for mine, other in zip(prompts, others, strict=True):
         if (ids := mine.token_ids) != (other_ids := other.token_ids):
             at = _first_difference(ids, other_ids)

@@ -25,6 +25,7 @@ from microrl.models.tiny import build_model, build_tokenizer
 from microrl.policy.microbatch import pad
 from microrl.policy.teacher import Teacher
 from microrl.run.console import RunConsole
+from microrl.run.teacher import RAW
 
 ADAPTER = "final/adapter_model.safetensors"
 
@@ -276,6 +277,7 @@ def test_completions_that_no_run_can_learn_are_counted(inside, wares, loaded, tm
     done = inside("teach", "--teacher", teacher, "--data", wares / "sums.jsonl", *sets, "--out", out)
     (part,) = folders.read_record(out).parts
     said, told = " ".join(done.stderr.split()), f"completions {folders.BROKEN}"
+    assert f"warning: {RAW}" in said and folders.read_record(out).teacher.is_rl is False
     if is_all:
         assert done.returncode == 2 and part.broken == part.kept, done.stderr
         assert f"has only {told}: {part.kept}" in said and f"microrl train --sft-data {out}" in said

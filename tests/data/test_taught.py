@@ -17,6 +17,7 @@ from microrl.errors import UserError
 from microrl.models.tiny import build_tokenizer
 from microrl.run.data_record import record_or_verify
 from microrl.run.folder import RunFolder
+from microrl.run.teacher import RAW
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +199,14 @@ def test_answers_to_other_data_are_learned_and_it_is_said(folder, train, wares, 
     assert status == 0 and f"note: {folder} has answers to questions of other data: {wares / 'sums.jsonl'}, 40 rows" in text
     status, text = train(folder, "--out", tmp_path / "same")
     assert status == 0 and "other data" not in text
+
+
+@pytest.mark.parametrize(("is_rl", "is_said"), [(True, False), (False, True), (None, False)])
+def test_scores_of_a_teacher_that_rewards_have_not_trained_are_learned_with_a_warning(folder, train, tmp_path, is_rl, is_said):
+    assert json.loads((folder / "teach.json").read_text())["teacher"]["is_rl"], "a quickstart"
+    rewrite(folder, lambda record: record["teacher"].update(is_rl=is_rl))
+    status, text = train(folder, "--out", tmp_path / "run")
+    assert status == 0 and (f"warning: {RAW}" in text) is is_said
 
 
 @pytest.mark.parametrize(
