@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save
 
 from microrl.config import resolve
 from microrl.data.sft_examples import load_solutions
-from microrl.data.taught import IDS, LOGPROBS, TOP, Content
+from microrl.data.taught import IDS, LOGPROBS, TOP, Content, refuse_cut_short, stored
 from microrl.errors import UserError
 from microrl.models.tiny import build_tokenizer
 from microrl.run.data_record import record_or_verify
@@ -190,6 +190,20 @@ def test_completions_with_broken_scores_are_left_out_and_counted(folder, train, 
     status, text = train(folder)
     assert status == 2 and "no usable solution in" in text and "5 with log-probabilities" in text
     assert "make the folder again, microrl teach" in text
+
+
+def test_a_folder_that_is_cut_at_any_byte_is_refused(folder):
+    config = resolve(("quickstart",), {"distill.teacher": str(folder), "sft.steps": 1})
+    assert len(list(stored(folder, config))) == 5
+    for path in sorted(folder.glob("*.json*")) + sorted(folder.glob("*.safetensors")):
+        content = path.read_bytes()
+        for size in {0, 1, len(content) - 1, *range(0, len(content), max(len(content) // 60, 1))}:
+            path.write_bytes(content[:size])
+            if content[:size].strip() != content.strip():  # a record without its last line's end is whole
+                with pytest.raises(UserError):
+                    refuse_cut_short(folder)
+        path.write_bytes(content)
+    refuse_cut_short(folder)
 
 
 def test_answers_to_other_data_are_learned_and_it_is_said(folder, train, wares, tmp_path):
