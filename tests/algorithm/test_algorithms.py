@@ -113,6 +113,34 @@ def test_the_gradient_at_ratio_1_is_the_same_for_all_that_average_alike():
         assert all(torch.allclose(gradient, expected) for gradient in gradients), kinds
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "are_same", "flags"),
+    [
+        ("grpo", "sapo", True, {}),
+        ("dapo", "cispo", True, {}),
+        ("grpo", "gspo", False, {}),
+        ("grpo", "gspo", True, {"loss.importance_cap": "none"}),
+        ("grpo", "gspo", True, {"loss.importance_mode": "sequence_mask"}),
+        ("grpo", "gspo", True, {"loss.importance_mode": "sequence_truncate"}),
+        ("cispo", "dppo", True, {"mismatch": 0.01}),
+        ("cispo", "dppo", False, {"mismatch": 3.0}),
+        ("grpo", "dapo", False, {}),
+    ],
+)
+def test_which_are_the_same_on_policy_where_engine_and_trainer_differ(one, other, are_same, flags):
+    """At the default cap of 2, with importance weights from e^-1.5 to e^1.5 a token, unless the flags say otherwise."""
+    mask_BT, advantages_B = torch.tensor([[1, 1, 1], [1, 0, 0]]), torch.tensor([1.0, -2.0], dtype=torch.float64)
+    differences_BT = torch.tensor([[1.5, -1.5, 0.3], [-0.7, 0.0, 0.0]], dtype=torch.float64) * flags.pop("mismatch", 1.0)
+    gradients = []
+    for kind in (one, other):
+        of = algorithm.make(resolve((), {"loss.kind": kind}, [f"{key}={value}" for key, value in flags.items()]))
+        new_BT = torch.full((2, 3), -1.5, dtype=torch.float64, requires_grad=True)
+        engine_BT, weights_BT = new_BT.detach() - differences_BT, of.token_weights(mask_BT)
+        of.loss(Tokens(new_BT, new_BT.detach(), engine_BT, None, advantages_B, mask_BT.bool(), weights_BT)).loss.backward()
+        gradients.append(new_BT.grad)
+    assert torch.allclose(*gradients, rtol=1e-12) is are_same
+
+
 def test_dppo_masks_by_the_engine_even_on_policy():
     """Probabilities of trainer and engine 0.6 and 0.3, 0.3 and 0.6: with A > 0 the first is masked, with A < 0 the second."""
     of, engine_BT = made(**{"loss.kind": "dppo"}), torch.tensor([[0.3, 0.6]], dtype=torch.float64).log()
