@@ -211,6 +211,8 @@ class DiagnosticsConfig(Section):
 class RunConfig(Section):
     """A run. The defaults are those of Plasticity vs. Rigidity (arXiv 2601.06677): Qwen2.5-1.5B-Instruct on open-rs."""
 
+    format: Annotated[Literal[1], Field(exclude=True)] = 1
+    """That of a run's `config.json`, which is valid here; no setting."""
     seed: Seed = 0
     """Random seed of training; the quickstart's pretraining has its own."""
     init: str | None = None
