@@ -212,8 +212,8 @@ def _tell(record: Any, folder: Path, model: str, seconds: float, *, as_json: boo
         )
     if sums["broken"] == sums["kept"]:
         raise UserError(
-            f"{folder} has only completions {taught.BROKEN}: {sums['broken']:,}",
-            "the teacher's weights may be broken: look at what it writes with microrl sample; the tokens alone can be learned: "
+            f"all {sums['broken']:,} completions in {folder} come {taught.BROKEN}",
+            "the teacher's weights may be broken: check its answers (microrl sample); if they are good, learn the tokens alone: "
             f"microrl train --sft-data {shlex.quote(str(folder))}",
         )
     student = "quickstart" if model == known_models.QUICKSTART else "--model MODEL"

@@ -118,7 +118,7 @@ class ModelCard:
         first = f"distillation from the stored scores in `{teacher}`" if config.has_stored_teacher else "supervised fine-tuning"
         then = f"reinforcement learning with {rewards}"
         if config.asked_teacher is not None:
-            then = f"on-policy distillation from `{teacher}`" + (f" and with {rewards}" if config.has_rewards else "")
+            then = f"on-policy distillation from `{teacher}`" + (f" and by {rewards}" if config.has_rewards else "")
         if config.sft.only:
             return first
         return f"{first}, and then {then}" if config.sft.is_on else then
@@ -137,7 +137,7 @@ class ModelCard:
         rows["data"] = shown(config.data.name)
         if not config.sft.only:
             optim, batch = config.optim, config.sampling
-            steered = f"steered: {optim.step_kl:g} nats per token in each step" if optim.step_kl is not None else None
+            steered = f"steered: a step KL of {optim.step_kl:g} nats per token" if optim.step_kl is not None else None
             rows |= {"loss": config.loss.kind, "learning rate": steered or optim.lr}
             rows["batch per step"] = f"{batch.prompts_per_step} prompts x {batch.group_size} completions"
             rows["completions"] = f"up to {batch.max_completion_tokens} tokens, temperature {batch.temperature}"

@@ -94,7 +94,7 @@ def _templated(tokenizer: Any, chat: list[dict[str, str]], options: dict[str, An
         return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **options))
     except Exception as error:  # templates raise what they like
         raise UserError(
-            f"the chat template fails: {first_line(error)}", "choose a model with another chat template, or fix this one"
+            f"the chat template fails: {first_line(error)}", "fix the chat template, or choose a model with another one"
         ) from error
 
 

@@ -40,7 +40,7 @@ METRICS = {
     "distill/kl": "mean of log p(student) - log p(teacher) of the drawn tokens, nats: estimates the KL; null without a teacher",
     "distill/teacher_entropy": "entropy of the teacher over the vocabulary, nats per token",
     "distill/agreement": "fraction of the drawn tokens' positions at which student and teacher have the same likeliest token",
-    "distill/impossible_tokens": "drawn tokens whose log-probability under the teacher is not finite; -100 nats in distill/kl",
+    "distill/impossible_tokens": "drawn tokens whose log-probability under the teacher is not finite; as -100 nats in distill/kl",
     "optim/lr": "learning rate of this step",
     "update/skipped": "skipped optimizer steps",
     "loss": "value of the loss",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from microrl.plan.workload import TeacherSize
 
 
-RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, students of such teachers did worse than GRPO"
+RAW = "microrl has not trained the teacher by RL; if nobody has, expect less than from GRPO (arXiv 2605.12483)"
 
 
 class Source(NamedTuple):

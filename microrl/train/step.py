@@ -70,7 +70,7 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
         run.state.question_history = dict(run.prompts.history)
         target, moved = optim.step_kl, update.step_kl
         if target is not None and moved is not None and lr > 0 and steering.learn(peak, lr, moved, target):
-            said = f"the steered learning rate has reached its cap, {LARGEST_RATE:g}: steps stay smaller than optim.step_kl"
+            said = f"the steered learning rate has reached its cap, {LARGEST_RATE:g}: the KL of a step stays below optim.step_kl"
             run.announce("rate at its cap", said)
         # Part of the step: a checkpoint never contains a row that the guard has not seen.
         guard.act(run, row | {SCHEDULED: fraction}, step)
@@ -174,7 +174,7 @@ def record(
             folder.event("update skipped", update.reason, step=step)
         if impossible := update.teacher_impossible:
             share = f"{impossible:,} of {update.tokens:,} drawn tokens ({impossible / update.tokens:.1%})"
-            said = f"the teacher's log-probability is not finite for {share}; they learn nothing from it"
+            said = f"the teacher's log-probability is not finite for {share}; there, the teacher's term is 0"
             run.announce("impossible tokens", said, step=step, count=impossible)
         if row["reward/killed"]:
             folder.event("checks killed", run.scorer.why_killed(row["reward/killed"]), step=step)

@@ -22,7 +22,7 @@ SHUFFLED = "reinforcement learning with shuffled rewards, as a control"
         ({"distill.teacher": "big"}, "on-policy distillation from `big`", "distill, distillation"),
         (
             {"distill.teacher": "big", "distill.reward_weight": 0.5},
-            "on-policy distillation from `big` and with verifiable rewards",
+            "on-policy distillation from `big` and by verifiable rewards",
             "distill, reinforcement-learning, rlvr",
         ),
     ],
@@ -34,4 +34,4 @@ def test_it_says_what_has_trained_the_model(flags, how, tags, tmp_path):
     assert f"Trained by {how}, with microrl." in card
     assert f"tags:\n- {tags.replace(', ', chr(10) + '- ')}\n- microrl\n" in card
     assert ("| batch per step |" in card) is ("sft.only" not in flags)
-    assert ("| learning rate | steered: 0.0002 nats per token in each step |" in card) is ("sft.only" not in flags)
+    assert ("| learning rate | steered: a step KL of 0.0002 nats per token |" in card) is ("sft.only" not in flags)

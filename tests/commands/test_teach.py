@@ -280,7 +280,7 @@ def test_completions_that_no_run_can_learn_are_counted(inside, wares, loaded, tm
     assert f"warning: {RAW}" in said and folders.read_record(out).teacher.is_rl is False
     if is_all:
         assert done.returncode == 2 and part.broken == part.kept, done.stderr
-        assert f"has only {told}: {part.kept}" in said and f"microrl train --sft-data {out}" in said
+        assert f"all {part.kept} completions in {out} come {folders.BROKEN}" in said and f"microrl train --sft-data {out}" in said
         assert inside("teach", "--resume", out).returncode == 2
     else:
         assert done.returncode == 0 and 0 < part.broken < part.kept, done.stderr
