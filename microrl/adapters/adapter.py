@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from microrl.adapters import starts
 from microrl.adapters.starts import Pair, Start
-from microrl.config.adapter import BaseAdapterConfig, chosen, kind_of
+from microrl.config.adapter import BaseAdapterConfig, RankedConfig, chosen, kind_of
 from microrl.errors import UserError, first_line
 from microrl.models.load import Progress
 from microrl.models.tensors import linears, parameter_count
@@ -59,7 +59,8 @@ class Adapter:
     @staticmethod
     def layers(model: PreTrainedModel, config: Any) -> dict[str, torch.nn.Linear]:
         """The linear layers that it changes, by name. Raises UserError for targets and ranks that cannot be."""
-        linear_layers = linears(model)
+        spared = _expert_names(model.config.model_type) if isinstance(config, RankedConfig) else ()
+        linear_layers = {name: layer for name, layer in linears(model).items() if kind_of(name) not in spared}
         names = chosen(config, {name: min(layer.in_features, layer.out_features) for name, layer in linear_layers.items()})
         return {name: layer for name, layer in linear_layers.items() if name in names}
 
@@ -215,6 +216,14 @@ class Adapter:
     def dtype(self) -> torch.dtype:
         """Of the base."""
         return self.model.get_input_embeddings().weight.dtype
+
+
+def _expert_names(model_type: str) -> Collection[str]:
+    """Names of linear layers that PEFT, for a LoRA, takes for experts wherever they are, a shared expert's among them:
+    transformers 5 keeps all experts of a layer in one tensor, and PEFT would adapt that instead."""
+    from peft.utils import transformers_weight_conversion as conversion
+
+    return conversion._MOE_TARGET_MODULE_MAPPING.get(conversion._MODEL_TO_CONVERSION_PATTERN.get(model_type), {}).keys()
 
 
 def tuned(model: torch.nn.Module) -> dict[str, Any]:

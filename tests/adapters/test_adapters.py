@@ -4,7 +4,9 @@ import json
 
 import pytest
 import torch
+from architectures import tiny
 from every_adapter import ALIKE, IDS, ORTHONORMAL, TRAINED, alike_are_slow, config_of, logits, ten_steps, train
+from peft import PeftModel
 from random_models import random_model, small
 from samples import PROMPTS, collect, rows_of
 
@@ -12,6 +14,7 @@ from microrl.adapters import folder, starts
 from microrl.adapters.adalora import RankAllocator
 from microrl.adapters.attach import attach
 from microrl.config import resolve
+from microrl.config.adapter import kind_of
 from microrl.config.adapters import KINDS, FullConfig, described
 from microrl.errors import UserError
 from microrl.models.forward import adapted
@@ -404,6 +407,20 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
         folder.read(tmp_path / "pair", other)
     with pytest.raises(UserError, match="neither an adapter nor a model"):
         folder.read(tmp_path, other)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "glm4_moe"])
+def test_an_adapter_of_a_mixture_of_experts_is_on_what_peft_tells_from_them(model_type, tmp_path):
+    """PEFT takes these names for those of all experts, which are one tensor: what has a rank spares them, and others need not."""
+    experts = {"gate_proj", "up_proj", "down_proj"}
+    model, base = tiny(model_type), tiny(model_type)
+    attached = attach(model, config_of("lora"), seed=0)
+    assert not experts & {kind_of(name) for name in attached.snapshot(1).pairs}
+    train(attached)
+    folder.write(tmp_path, attached)
+    again = PeftModel.from_pretrained(base, tmp_path)
+    assert (logits(again) - logits(model)).abs().max() < 1e-4
+    assert any("down_proj" in name for name in attach(tiny(model_type), config_of("ia3"), seed=0).parameters)
 
 
 def test_dense_leaves_ordinary_weights_alone():
