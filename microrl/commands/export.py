@@ -19,7 +19,7 @@ from microrl.config import RunConfig, known_models
 from microrl.errors import MachineFailure, UserError, first_line
 from microrl.models import hub
 from microrl.models.load import NO_CODE
-from microrl.models.tensors import weights
+from microrl.models.tensors import stored_tensors, weights
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.terminal import say
@@ -205,11 +205,9 @@ def _merged(model: PreTrainedModel, snapshot: AdapterSnapshot, console: RunConso
 
     4-bit tensors are dequantised.
     """
-    tensors = {}
-    total = sum(1 for _ in model.parameters())
-    for name, tensor in console.progress(weights(model, snapshot), total, "merging tensors"):
-        parameter = model.get_parameter(name)
-        if getattr(parameter, "quant_state", None) is None:
-            parameter.data = tensor.detach()
+    tensors, own = {}, stored_tensors(model)
+    for name, tensor in console.progress(weights(model, snapshot), len(own), "merging tensors"):
+        if getattr(own[name], "quant_state", None) is None:
+            own[name].data = tensor.detach()
         tensors[name] = tensor.detach()
     return tensors

@@ -47,7 +47,7 @@ def shape_of(parameter: torch.Tensor) -> torch.Size:
     return torch.Size(getattr(parameter, "quant_state", parameter).shape)
 
 
-GATES = ("in_proj_a", "in_proj_b", "in_proj_ba", "shared_expert_gate", "dt_proj")
+GATES = ("in_proj_a", "in_proj_b", "in_proj_ba", "shared_expert_gate", "feed_forward.router", "dt_proj")
 """Layers that give a number a head or an expert, which is below most ranks. Of Mamba's `dt_proj` only the weight is read, so that
 nothing on it would be computed."""
 PEFT_SPARES_OUT_PROJ = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
@@ -173,7 +173,13 @@ def merged(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[tuple[
         yield name, torch.nn.Parameter(tensor, requires_grad=False)
 
 
+def stored_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds of a model, each tensor once: parameters, and buffers such as the scalars of Gemma 4's layers."""
+    stored = model.state_dict().keys()
+    return dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if name in stored}
+
+
 def weights(model: PreTrainedModel, snapshot: AdapterSnapshot, *, for_engine: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter by its name, as in `updated`: one after the other, so that no second model is ever held."""
-    for name, parameter in model.named_parameters():
-        yield name, updated(name, parameter, snapshot, for_engine=for_engine)
+    """Every stored tensor by its name, as in `updated`: one after the other, so that no second model is ever held."""
+    for name, tensor in stored_tensors(model).items():
+        yield name, updated(name, tensor, snapshot, for_engine=for_engine)

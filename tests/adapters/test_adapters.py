@@ -9,6 +9,7 @@ from every_adapter import ALIKE, IDS, ORTHONORMAL, TRAINED, alike_are_slow, conf
 from peft import PeftModel
 from random_models import random_model, small
 from samples import PROMPTS, collect, rows_of
+from transformers import AutoModelForCausalLM
 
 from microrl.adapters import folder, starts
 from microrl.adapters.adalora import RankAllocator
@@ -421,6 +422,15 @@ def test_an_adapter_of_a_mixture_of_experts_is_on_what_peft_tells_from_them(mode
     again = PeftModel.from_pretrained(base, tmp_path)
     assert (logits(again) - logits(model)).abs().max() < 1e-4
     assert any("down_proj" in name for name in attach(tiny(model_type), config_of("ia3"), seed=0).parameters)
+
+
+def test_a_saved_model_has_the_buffers_that_its_checkpoint_had(tmp_path):
+    """Gemma 4 has a scalar for each layer, which is no parameter."""
+    model = tiny("gemma4_text")
+    attached = attach(model, FullConfig(), seed=0)
+    train(attached)
+    folder.write(tmp_path, attached)
+    assert (logits(AutoModelForCausalLM.from_pretrained(tmp_path)) - logits(model)).abs().max() < 1e-4
 
 
 def test_dense_leaves_ordinary_weights_alone():

@@ -94,4 +94,7 @@ def tiny(model_type: str, dropout: float = 0.0, **fields: Any) -> PreTrainedMode
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.mul_(4)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):  # ones would not be missed
+            buffer.fill_(0.5)
     return model
