@@ -17,7 +17,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is, which the process tha
 import processes
 import pytest
 
-pytest.register_assert_rewrite("command_line", "every_adapter", "failing_runs")  # what fails in them shows its values, too
+pytest.register_assert_rewrite(
+    "command_line", "every_adapter", "failing_runs", "whole_runs"
+)  # what fails in them shows its values, too
 
 from command_line import in_process  # noqa: E402
 

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from trained import logits, trained_logits
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from microrl.adapters.attach import attach
-from microrl.config import check
 
 LOW_RANK, MERGED = ("lora", "pissa", "miss"), ("dora", "ia3", "ln", "full")
 QUESTION = "What is 12 + 15?"
@@ -60,21 +58,6 @@ def merged(inside, *arguments):
 def prompt(tokenizer):
     chat = [{"role": "user", "content": QUESTION}]
     return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
-
-
-@torch.no_grad()
-def logits(model, ids):
-    return model(input_ids=ids).logits
-
-
-def trained_logits(run, model_folder, ids):
-    """The trainer's own forward: the adapter as PEFT computes it, with the state of the last checkpoint."""
-    config = check(json.loads((run / "config.json").read_text()))
-    model = AutoModelForCausalLM.from_pretrained(model_folder).requires_grad_(False).eval()
-    before = logits(model, ids)
-    attached = attach(model, config.adapter, seed=config.seed)
-    attached.load(load_file(sorted((run / "checkpoints").glob("step-*"))[-1] / "adapter.safetensors"), run)
-    return before, logits(model, ids)
 
 
 def greedy(model, ids):

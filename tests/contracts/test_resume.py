@@ -11,7 +11,7 @@ from importlib import metadata
 import pytest
 from command_line import in_process
 from killed import PLACES
-from whole_runs import rows, start
+from whole_runs import rows, same_end, start
 
 from microrl.config import resolve
 from microrl.models.tiny import build_model
@@ -48,22 +48,6 @@ def whole(learning, tmp_path_factory):
     assert sum(line["update/skipped"] for line in lines) < STEPS and lines[-1]["policy/entropy"] != lines[0]["policy/entropy"]
     assert sum(line["validate/accuracy"] is not None for line in lines) > 2
     return out
-
-
-def same_end(out, whole):
-    assert rows(out, times=False) == rows(whole, times=False)
-    for folder in ("final", "best"):
-        (ours, theirs) = (sorted((run / folder).glob("*model*.safetensors")) for run in (out, whole))
-        assert len(ours) == len(theirs) == 1 and ours[0].read_bytes() == theirs[0].read_bytes()
-    ended, meant = (json.loads((path / "summary.json").read_text()) for path in (out, whole))
-    assert (ended["status"], ended["best"], ended["eval"]) == ("done", meant["best"], meant["eval"])
-    names = [sorted(path.name for path in (folder / "checkpoints").glob("step-*")) for folder in (out, whole)]
-    assert names[0] == names[1] and len(names[0]) <= 3
-    assert sorted(path.name for path in (out / "rollouts").iterdir()) == sorted(
-        path.name for path in (whole / "rollouts").iterdir()
-    )
-    for line in (out / "events.jsonl").read_text().splitlines():
-        json.loads(line)
 
 
 def resumed(microrl, out, whole):

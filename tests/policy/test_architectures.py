@@ -2,13 +2,17 @@
 
 import copy
 import json
+import signal
 
 import pytest
 import torch
 from architectures import FIELDS, tiny
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+from trained import logits, trained_logits
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from whole_runs import rows, same_end, start
 
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
@@ -26,9 +30,8 @@ from microrl.types import BASE, Prompt, Sampling
 SUPPORTED = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gemma4_text", "cohere", "cohere2",
              "granite", "olmo2", "phi3", "phimoe", "smollm3", "gpt_oss", "gpt_neox", "gpt_bigcode", "bloom", "falcon", "opt",
              "xglm", "biogpt", "persimmon", "mpt", "seed_oss", "nanochat"]  # fmt: skip
-HYBRID = {"qwen3_5_text": {}, "lfm2": {}, "granitemoehybrid": {}, "falcon_h1": {}, "jamba": {},
-          "qwen3_next": {"adapter.targets": ["q_proj", "v_proj", "in_proj_qkvz", "out_proj"]}}  # fmt: skip
-"""Their layers have more state than keys and values. PEFT would adapt Qwen3-Next's experts, too."""
+HYBRID = ["qwen3_5_text", "lfm2", "granitemoehybrid", "falcon_h1", "jamba", "qwen3_next"]
+"""Their layers have more state than keys and values."""
 REFUSED = {
     "llama4_text": "the model raises AttributeError",
     "modernbert-decoder": "backbone and output head separately, log-probabilities differ by",
@@ -41,10 +44,10 @@ BENT = {"gemma2": {}, "cohere": {}, "granite": {"logits_scaling": 8.0}, "nanocha
 PROMPTS = [Prompt("q", "1", "", (5, 6, 7)), Prompt("q", "1", "", (9, 8, 7, 6, 5))]
 
 
-def once_around(model, tokenizer, **flags):
+def once_around(model, tokenizer):
     """Check the model, sample from it with an adapter, and update that. Returns what the update says."""
     architecture.check(model, tokenizer)
-    config = resolve((), {"adapter.rank": 4, "sampling.max_completion_tokens": 8, "data.max_prompt_tokens": 16, **flags})
+    config = resolve((), {"adapter.rank": 4, "sampling.max_completion_tokens": 8, "data.max_prompt_tokens": 16})
     engine = make_engine(config, model, tokenizer)
     policy = Policy(model, config)
     with engine.awake(policy.snapshot()) as sampler:
@@ -71,7 +74,7 @@ def test_a_supported_architecture_goes_once_around(model_type, tokenizer):
 def test_a_hybrid_goes_once_around_by_slower_ways(model_type, tokenizer):
     assert model_type in SLOWER, "the plan knows it, too"
     model = tiny(model_type)
-    update = once_around(model, tokenizer, **HYBRID[model_type])
+    update = once_around(model, tokenizer)
     assert update.kl_sampler < 1e-9 and update.grad_norm > 0
     prompts, decoding = Ways.of(model).notes()
     assert (
@@ -95,7 +98,7 @@ def test_trainer_and_engine_find_every_row_as_likely_as_the_model_does(model_typ
         prompts = [*PROMPTS, Prompt("q", "1", "", (3, 4)), Prompt("q", "1", "", (8, 6, 7)), Prompt("q", "1", "", (5, 5, 5))]
         groups = [group for _, group in sampler.groups(prompts, Sampling(3, 12), stream=(0, 0))]
     drawn = [(group.prompt.token_ids, one.token_ids, one.logprobs) for group in groups for one in group.completions]
-    policy = Policy(model, resolve((), {"adapter.rank": 4, "sampling.max_completion_tokens": 12, **HYBRID.get(model_type, {})}))
+    policy = Policy(model, resolve((), {"adapter.rank": 4, "sampling.max_completion_tokens": 12}))
     scored = policy.logprobs([Row(prompt, ids, (), 1.0, True, number) for number, (prompt, ids, _) in enumerate(drawn)])
     probed = policy.score([prompt + ids for prompt, ids, _ in drawn])
     assert len({len(ids) for _, ids, _ in drawn}) > 1, "some leave before others"
@@ -163,35 +166,49 @@ def test_a_model_for_images_whose_text_part_is_not_whole_is_refused(tokenizer, t
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
-def test_a_hybrid_trains_resumes_is_evaluated_and_merged(microrl, tokenizer, data_file, tmp_path):
-    model = saved(tiny("qwen3_5_text", vocab_size=300), tokenizer, tmp_path / "model")
+@pytest.mark.cases(one_of_each=1)
+@pytest.mark.parametrize("model_type", [*HYBRID, "gemma4_text"])
+def test_a_model_of_today_trains_resumes_and_is_exported(model_type, inside, tokenizer, data_file, tmp_path, monkeypatch):
+    """With every default of the adapter and of the rate, which is steered. Killed and resumed, the run ends as the one that was
+    not, bit by bit; plain transformers and PEFT compute what it has trained from either export."""
+    model, whole, out = (tmp_path / name for name in ("model", "whole", "killed"))
+    saved(tiny(model_type, vocab_size=300), tokenizer, model)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "parity.py").write_text(
         "def even(prompts, completions, rows):\n    return [len(text) % 2 for text in completions]\n"
     )
     sets = ["sampling.prompts_per_step=4", "sampling.group_size=4", "sampling.max_completion_tokens=12", "data.system=",
-            "data.held_out=0.2", "evaluation.problems=4", "data.max_prompt_tokens=100", "optim.lr=1e-2"]  # fmt: skip
-    flags = [part for key in sets for part in ("--set", key)]
-    done = microrl("train", "--model", model, "--data", data_file, "--rank", 4, "--steps", 1, "--reward", "parity:even", *flags,
-                   "--out", tmp_path / "run", cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 0 and done.stderr.count("recomputes the prompt for each completion") == 1, done.stderr
-    done = microrl("train", "--resume", tmp_path / "run", "--steps", 2)
+            "data.held_out=0.2", "data.validation=0.2", "evaluation.problems=4", "data.max_prompt_tokens=100"]  # fmt: skip
+    command = ["train", "--model", model, "--data", data_file, "--rank", 8, "--steps", 5, "--reward", "parity:even",
+               *(part for key in sets for part in ("--set", key))]  # fmt: skip
+    done = inside(*command, "--out", whole)
     assert done.returncode == 0, done.stderr
-    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len(steps) == 2 and all(step["policy/grad_norm"] > 0 and step["policy/kl_sampler"] < 1e-9 for step in steps)
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert kinds.count("slower") == 4, "both ways, in both processes"
-    done = microrl("export", tmp_path / "run", "--as", "full", "--out", tmp_path / "merged")
-    assert done.returncode == 0, done.stderr
-    base, merged = (load(ModelConfig(name=str(folder))).model for folder in (model, tmp_path / "merged"))
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        assert (base(input_ids=ids).logits - merged(input_ids=ids).logits).abs().max() > 1e-3
-    done = microrl("eval", tmp_path / "run", "--samples", 1, "--out", tmp_path / "eval")
-    assert done.returncode == 0 and done.stderr.count("are decoded in separate batches") == 1, done.stderr
-    done = microrl("sample", tmp_path / "run", "2 + 2?", "--json")
-    assert done.returncode == 0 and done.stderr.count("are decoded in separate batches") == 1, done.stderr
-    assert "recomputes the prompt" not in done.stderr, "nothing is trained"
+    steps = rows(whole)
+    assert all(step["policy/step_kl"] > 0 and step["policy/kl_sampler"] < 1e-9 for step in steps)
+    assert len({step["optim/lr"] for step in steps}) > 1, "the rate is steered"
+    process = start([*command, "--out", out], place="row", count=3)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL and len(rows(out)) == 3, errors
+    resumed = inside("train", "--resume", out)
+    assert resumed.returncode == 0, resumed.stderr
+    same_end(out, whole)
+    slower = [0, 0] if model_type == "gemma4_text" else [1, 1]  # the update, and the decoding
+    said = [" are decoded in separate batches", "recomputes the prompt for each completion"]
+    kinds = [json.loads(line)["kind"] for line in (out / "events.jsonl").read_text().splitlines()]
+    assert [resumed.stderr.count(words) for words in said] == slower and kinds.count("slower") == 2 * sum(slower)
+    for command in (("eval", out, "--samples", 1, "--out", tmp_path / "eval"), ("sample", out, "2 + 2?", "--json")):
+        done = inside(*command)
+        assert done.returncode == 0 and done.stderr.count(said[0]) == slower[0], done.stderr
+        assert said[1] not in done.stderr, "nothing is trained"
+    ids = torch.tensor([[5, 6, 7, 8, 9, 17, 33]])
+    base, trained = trained_logits(out, model, ids)
+    assert (trained - base).abs().max() > 1e-2
+    for form in ("full", "lora"):
+        done = inside("export", out, "--as", form, "--out", tmp_path / form)
+        assert done.returncode == 0, done.stderr
+        assert (logits(AutoModelForCausalLM.from_pretrained(tmp_path / form), ids) - trained).abs().max() < 1e-4
+    adapter = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), tmp_path / "lora")
+    assert (logits(adapter, ids) - trained).abs().max() < 1e-4
 
 
 @pytest.mark.slow
