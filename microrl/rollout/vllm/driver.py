@@ -8,13 +8,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from copy import copy
+from itertools import accumulate
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from microrl.config.adapter import kind_of
 from microrl.models import gpu
-from microrl.models.tensors import weights
+from microrl.models.tensors import shape_of, weights
 from microrl.rollout.requests import Request
 from microrl.rollout.vllm.dense import Products, products_of
 from microrl.rollout.vllm.launch import VllmSettings, start
@@ -89,7 +91,8 @@ class VllmDriver:
         for name, pair in pairs.items():
             A_RI, B_OR = self._served(pair)
             # The scale is in B already. Told of a scale, vLLM would multiply it into the tensor it is given, in place.
-            layers[name] = LoRALayerWeights(name, len(A_RI), len(A_RI), A_RI, B_OR)
+            own = self._own_name(name)
+            layers[own] = LoRALayerWeights(own, len(A_RI), len(A_RI), A_RI, B_OR)
         manager, adapter = self._manager(), LoRAModel(number, self._settings.rank, layers)
         manager.add_adapter(adapter)
         manager.activate_adapter(number)
@@ -131,11 +134,10 @@ class VllmDriver:
         """The first parameter that is not, bit by bit, the trainer's with this snapshot merged; None: all are."""
         for name, expected in weights(self._base, snapshot, for_engine=True):
             try:
-                stored = self._stored(name, len(expected))
+                if not self._holds(name, expected):
+                    return f"`{name}` in vLLM's memory is not the trainer's"
             except AttributeError:
                 return f"`{name}` has no counterpart in vLLM's model"
-            if not torch.equal(stored, expected):
-                return f"`{name}` in vLLM's memory is not the trainer's"
         return None
 
     def adapter_difference(self, pairs: Mapping[str, LowRank]) -> str | None:
@@ -144,38 +146,60 @@ class VllmDriver:
         if self._request is None or self._request.lora_int_id not in manager.lora_index_to_id:
             return "no adapter of this version is active in vLLM"
         slot = manager.lora_index_to_id.index(self._request.lora_int_id)
-        parts = {part: (whole, i) for whole, names in manager.packed_modules.items() for i, part in enumerate(names)}
+        parts = {part: (whole, names) for whole, names in manager.packed_modules.items() for part in names}
         for name, pair in pairs.items():
-            whole, i = parts.get(name, (name, 0))
+            own = self._own_name(name)
+            whole, names = parts.get(own, (own, [own]))
             if whole not in manager.modules:
                 return f"`{name}` has no adapter in vLLM"
             A_RI, B_OR = self._served(pair)
             R = len(A_RI)  # the buffers are as wide as the largest rank: the rest must be empty
-            A_LI, B_OL = manager.modules[whole].lora_a_stacked[i][slot, 0], manager.modules[whole].lora_b_stacked[i][slot, 0]
-            if not (torch.equal(A_LI[:R], A_RI) and torch.equal(B_OL[:, :R], B_OR)) or A_LI[R:].any() or B_OL[:, R:].any():
+            layer, begin = manager.modules[whole], self._rows_before(name, names) if own in parts else 0
+            rows = accumulate((len(B[slot, 0]) for B in layer.lora_b_stacked), initial=0)
+            # A layer may be kept in several slices, each with the same A, as that of Mamba's inputs is.
+            held = [
+                (A[slot, 0], B[slot, 0])
+                for A, B, row in zip(layer.lora_a_stacked, layer.lora_b_stacked, rows, strict=False)
+                if begin <= row < begin + len(B_OR)
+            ]
+            same = all(torch.equal(A_LI[:R], A_RI) and not (A_LI[R:].any() or B_PL[:, R:].any()) for A_LI, B_PL in held)
+            if not (held and same and torch.equal(torch.cat([B_PL[:, :R] for _, B_PL in held]), B_OR)):
                 return f"the adapter of `{name}` in vLLM's memory is not the trainer's"
         return None
 
-    def _stored(self, name: str, rows: int) -> torch.Tensor:
-        """A parameter as the engine holds it, by the name that the trainer has for it: its rows of what vLLM keeps in one."""
+    def _holds(self, name: str, expected: torch.Tensor) -> bool:
+        """Whether the engine holds this tensor, by the name that the trainer has for it: its rows of what vLLM keeps in one."""
         model = self._runner.model
         fused = getattr(model, "packed_modules_mapping", {})
-        module, _, leaf = name.rpartition(".")
+        module, _, leaf = self._own_name(name).rpartition(".")
         parent, _, last = module.rpartition(".")
         packed = next((key for key, parts in fused.items() if last in parts and len(parts) > 1), None)
         if packed is not None and not hasattr(model.get_submodule(parent), packed):
             packed = None  # layers that share keys and values with earlier ones: there the queries are on their own
         holder = model.get_submodule(f"{parent}.{packed}" if packed else module)
         holder = getattr(holder, "base_layer", holder)
-        tensor = getattr(holder, leaf).data
+        if name.endswith(".A_log") and hasattr(holder, "A"):  # of Mamba's layers vLLM keeps what it computes with
+            leaf, expected = "A", -expected.float().exp()
+        unpacked = getattr(holder, "_cpu_unpacked_conv_weight", None)  # a CPU may keep that of a convolution beside a packed one
+        tensor = getattr(holder, leaf).data if unpacked is None else unpacked[:, None]
         if tensor.numel() == 0:  # a CPU keeps it packed only: ask for the products with the unit vectors
             eye = torch.eye(holder.input_size, dtype=self._base.dtype)
             tensor = holder.quant_method.apply(holder, eye, None).t()
-        if packed is None:
-            return tensor[:rows]  # vocabularies are padded
-        position = fused[packed].index(last)
-        start = sum(holder.output_sizes[:position])
-        return tensor[start : start + holder.output_sizes[position]]
+        start = 0 if packed is None else self._rows_before(name.removesuffix(f".{leaf}"), fused[packed])
+        return torch.equal(tensor[start:][: len(expected)] if expected.dim() else tensor, expected)  # vocabularies are padded
+
+    def _rows_before(self, name: str, parts: Sequence[str]) -> int:
+        """Rows of the layers that vLLM puts before this one in the layer that it makes of these parts."""
+        parent, _, last = name.rpartition(".")
+        kinds = [kind_of(part) for part in parts]
+        return sum(shape_of(self._base.get_submodule(f"{parent}.{kind}").weight)[0] for kind in kinds[: kinds.index(last)])
+
+    def _own_name(self, name: str) -> str:
+        """The name that vLLM has for a module or a tensor, before it packs several into one."""
+        mapper: Any = getattr(self._runner.model, "hf_to_vllm_mapper", None)
+        if mapper is None:
+            return name
+        return getattr(mapper, "get_rename_mapper", lambda: mapper)()._map_name(name) or name
 
     # ---- requests
 

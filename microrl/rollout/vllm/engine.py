@@ -258,7 +258,7 @@ class VllmEngine:
         except ArithmeticError as error:
             raise SyncNotProved(
                 f"engine and trainer are too far apart on the base model ({probe.base_gap:.3g} nats per token): {error}",
-                in_a_new_run("--set model.head_dtype=float32 or --set model.dtype=float16"),
+                in_a_new_run("--set model.head_dtype=float32, --set model.dtype=float16 or --engine transformers"),
             ) from error
         canary = AdapterSnapshot(0, pairs)
         self._push(canary, mode)

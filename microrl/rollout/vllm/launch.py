@@ -8,7 +8,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
@@ -96,7 +96,7 @@ def config_folder(model: PreTrainedModel) -> Path:
 def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
     """A running engine on dummy weights. Raises UserError where vLLM refuses; a lack of memory comes through as it is."""
     vllm, cuda = import_vllm(), model.device.type == "cuda"
-    _register_loaded(type(model).__name__)
+    has_state = _register_loaded(type(model).__name__)
     options: dict[str, Any] = {
         "model": str(config_folder(model)),
         "skip_tokenizer_init": True,
@@ -109,7 +109,7 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
         "kv_cache_memory_bytes": settings.kv_bytes,
         "enforce_eager": not (cuda and settings.cuda_graphs),
         "logprobs_mode": "processed_logprobs",
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": cuda or not has_state,  # that of a state takes prompts in pieces, which a CPU does not (below)
         "generation_config": "vllm",
         "disable_log_stats": True,
         "seed": 0,
@@ -149,16 +149,25 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
         raise UserError(f"vLLM does not start: {' '.join(lines[:3])[:400]}", hint) from error
 
 
-def _register_loaded(architecture: str) -> None:
-    """Import vLLM's class of an architecture here. At its first start on a machine vLLM would import itself once more, in a
-    process of its own, to ask the class what it can do: that spares CUDA in this process, which has begun with it long ago.
+def _register_loaded(architecture: str) -> bool:
+    """Import vLLM's class of an architecture here, and tell whether it has state besides keys and values. At its first start on a
+    machine vLLM would import itself once more, in a process of its own, to ask the class what it can do: that spares CUDA in this
+    process, which has begun with it long ago. Raises UserError where it cannot be imported.
     """
     from vllm import ModelRegistry
 
     known = ModelRegistry.models.get(architecture)
-    if known is not None:
-        with suppress(Exception):  # vLLM says itself what it cannot import
-            ModelRegistry.register_model(architecture, known.load_model_cls())
+    if known is None:  # vLLM says so
+        return False
+    try:
+        own = known.load_model_cls()
+    except Exception as error:
+        raise UserError(
+            f"vLLM cannot load its {architecture}: {first_line(error)}",
+            "install what is missing, or use --engine transformers",
+        ) from error
+    ModelRegistry.register_model(architecture, own)
+    return bool(getattr(own, "has_inner_state", False))
 
 
 def _no_progress_bars() -> AbstractContextManager[Any]:
