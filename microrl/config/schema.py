@@ -208,11 +208,13 @@ class DiagnosticsConfig(Section):
     """Measure `policy/kl_ref` every so many steps, on one micro-batch, outside the loss; None: only if loss.beta is not 0."""
 
 
+FORMAT = 1
+"""Of `config.json` and `summary.json`; see `microrl/run/versioned.py`."""
+
+
 class RunConfig(Section):
     """A run. The defaults are those of Plasticity vs. Rigidity (arXiv 2601.06677): Qwen2.5-1.5B-Instruct on open-rs."""
 
-    format: Annotated[Literal[1], Field(exclude=True)] = 1
-    """That of a run's `config.json`, which is valid here; no setting."""
     seed: Seed = 0
     """Random seed of training; the quickstart's pretraining has its own."""
     init: str | None = None
@@ -249,6 +251,13 @@ class RunConfig(Section):
         if is_open and isinstance(name, str) and known_models.instructs_in_question(name):
             return {**values, "data": {**data, "system_role": "user"}}
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_format(cls, tree: Any) -> Any:
+        """A run's `config.json` is valid as it is, with the format of its file, which is no setting."""
+        has_format = isinstance(tree, dict) and tree.get("format") == FORMAT
+        return {key: value for key, value in tree.items() if key != "format"} if has_format else tree
 
     @property
     def is_bounded(self) -> bool:

@@ -13,10 +13,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from microrl import files
+from microrl.config.schema import FORMAT
 from microrl.errors import UserError
 from microrl.files import Count, Value
-
-FORMAT = 1
 
 
 class _Format(BaseModel):
