@@ -203,10 +203,12 @@ def _load_gguf(path: Path, dtype: torch.dtype, progress: Progress) -> LoadedMode
         del config.quantization_config
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
-    model.load_state_dict(read.state_dict(), assign=True)
-    for name, buffer in read.named_buffers():  # rotary tables are not in the state dict
-        module, _, leaf = name.rpartition(".")
-        model.get_submodule(module).register_buffer(leaf, buffer, persistent=False)
+    stored = read.state_dict()
+    model.load_state_dict(stored, assign=True)
+    for name, buffer in read.named_buffers():
+        if name not in stored:  # rotary tables
+            module, _, leaf = name.rpartition(".")
+            model.get_submodule(module).register_buffer(leaf, buffer, persistent=False)
     model.tie_weights()
     model.generation_config = read.generation_config
     return LoadedModel(model, tokenizer)

@@ -152,8 +152,8 @@ def _steered_rate(row: Row, memory: Memory) -> float | None:
     scheduled = row.get(SCHEDULED, 1.0)
     if row["policy/step_kl"] is None or not scheduled:
         return None
-    moves_nothing = row["policy/step_kl"] < MOVES_NOTHING * scheduled**2
-    return row["optim/lr"] / scheduled / LOWER_TO**memory.interventions if moves_nothing else 0.0
+    lowered = scheduled * LOWER_TO**memory.interventions
+    return row["optim/lr"] / lowered if row["policy/step_kl"] < MOVES_NOTHING * lowered**2 else 0.0
 
 
 def _gradient(row: Row, value: float, limit: float) -> str:

@@ -130,10 +130,10 @@ def test_the_gradient_at_ratio_1_is_the_same_for_all_that_average_alike():
 def test_which_are_the_same_on_policy_where_engine_and_trainer_differ(one, other, are_same, flags):
     """At the default cap of 2, with importance weights from e^-1.5 to e^1.5 a token, unless the flags say otherwise."""
     mask_BT, advantages_B = torch.tensor([[1, 1, 1], [1, 0, 0]]), torch.tensor([1.0, -2.0], dtype=torch.float64)
-    differences_BT = torch.tensor([[1.5, -1.5, 0.3], [-0.7, 0.0, 0.0]], dtype=torch.float64) * flags.pop("mismatch", 1.0)
-    gradients = []
+    differences_BT = torch.tensor([[1.5, -1.5, 0.3], [-0.7, 0.0, 0.0]], dtype=torch.float64) * flags.get("mismatch", 1.0)
+    gradients, sets = [], [f"{key}={value}" for key, value in flags.items() if key != "mismatch"]
     for kind in (one, other):
-        of = algorithm.make(resolve((), {"loss.kind": kind}, [f"{key}={value}" for key, value in flags.items()]))
+        of = algorithm.make(resolve((), {"loss.kind": kind}, sets))
         new_BT = torch.full((2, 3), -1.5, dtype=torch.float64, requires_grad=True)
         engine_BT, weights_BT = new_BT.detach() - differences_BT, of.token_weights(mask_BT)
         of.loss(Tokens(new_BT, new_BT.detach(), engine_BT, None, advantages_B, mask_BT.bool(), weights_BT)).loss.backward()

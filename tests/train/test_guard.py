@@ -67,6 +67,7 @@ def test_a_rate_that_climbs_is_seen_after_rollbacks_have_lowered_it():
     guard = started(useful_groups=None)
     for rollback in (1, 2):
         assert feed(guard, 4, **{"policy/kl_sampler": 0.2})[-1].action == "rollback", rollback
+    assert feed(guard, 2, **{"optim/lr": 0.2 / 4, "policy/step_kl": 9e-7}) == [None, None], "16 times as much at the full rate"
     found = feed(guard, 2, **{"optim/lr": 0.2 / 4, "policy/step_kl": 1e-9})
     assert found[0] is None and (found[1].rule, found[1].action) == ("rate", "stop")
 
