@@ -1,12 +1,10 @@
 """The quickstart learns for any seed, and does not where it must not. Minutes long."""
 
 import json
-import math
 import os
 import subprocess
 import sys
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 from places import HELPERS
@@ -100,11 +98,10 @@ def test_shuffled_rewards_teach_nothing(tmp_path, seed):
     assert gain["ci95"][0] <= 0 <= gain["ci95"][1]
 
 
-def test_steered_steps_with_nothing_to_follow_make_it_forget(tmp_path):
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_steered_steps_with_nothing_to_follow_make_it_forget(tmp_path, seed):
     """As large as those of a run that learns, they lead away from what the model could do. How far differs with the seed and the
-    processor, from 4 points to 20, so three runs are judged together."""
-    gains = [gain_of(["reward.shuffle=true"], tmp_path / f"run{seed}", steps=60, seed=seed) for seed in range(3)]
-    print(gains)
-    errors = [(gain["ci95"][1] - gain["ci95"][0]) / (2 * 1.96) for gain in gains]
-    assert fmean(gain["mean"] for gain in gains) + 1.96 * math.hypot(*errors) / len(gains) < 0
-    assert all(gain["ci95"][0] <= 0 for gain in gains)
+    processor, from 4 points to 20: fewer questions could not show it."""
+    gain = gain_of(["reward.shuffle=true", "evaluation.problems=256"], tmp_path / "run", steps=60, seed=seed)
+    print(gain)
+    assert gain["ci95"][1] < 0
