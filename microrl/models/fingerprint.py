@@ -26,7 +26,7 @@ def weights_sha256(name: str) -> str:
     loaded. Other weights differ in nearly every block; a few numbers that were changed between the blocks are not noticed.
     """
     path, digest = _path(name), hashlib.sha256()
-    for weights in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
+    for weights in [path] if path.is_file() else hub.weight_files(path):
         with open_regular(weights, follow=True) as file:
             size = file.seek(0, os.SEEK_END)
             tensors = _tensor_starts(file) if weights.suffix == ".safetensors" else ()

@@ -50,7 +50,8 @@ def is_to_be_downloaded(name: str) -> bool:
     id_on_hub = hub_id(name)
     if id_on_hub is None:
         return False
-    return not any(map(_has_weights, hub_folder().glob(f"{folder_name(id_on_hub)}/snapshots/*")))
+    snapshots = map(weight_files, hub_folder().glob(f"{folder_name(id_on_hub)}/snapshots/*"))
+    return not any(files and all(file.is_file() for file in files) for files in snapshots)
 
 
 def folder_name(hub_id: str) -> str:
@@ -58,16 +59,16 @@ def folder_name(hub_id: str) -> str:
     return f"models--{hub_id.replace('/', '--')}"
 
 
-def _has_weights(folder: Path) -> bool:
-    """Whether the weights are one file, or all that the index names."""
-    index_path = folder / "model.safetensors.index.json"
-    if not index_path.is_file():
-        return (folder / "model.safetensors").is_file()
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model's weights that transformers reads: one, or else all that the index names, which may be missing. What
+    else lies beside them, such as Mistral's `consolidated.safetensors`, is a second copy."""
+    if (whole := folder / "model.safetensors").is_file():
+        return [whole]
     try:
-        index = read_json(index_path, _Index, follow=True)
+        index = read_json(folder / "model.safetensors.index.json", _Index, follow=True)
     except BadFile:
-        return False
-    return all((folder / name).is_file() for name in set(index.weight_map.values()))
+        return []
+    return sorted({folder / name for name in index.weight_map.values()})
 
 
 class _Index(BaseModel):

@@ -68,7 +68,7 @@ def load(config: ModelConfig, progress: Progress = unseen) -> LoadedModel:
     dtype = dtype_of(config.dtype, device)
     path = Path(config.name).expanduser()
     if config.quant is None and path.is_dir():
-        gpu.require_room(sum(file.stat().st_size for file in path.glob("*.safetensors")), config.name, SMALLER)
+        gpu.require_room(sum(file.stat().st_size for file in hub.weight_files(path) if file.is_file()), config.name, SMALLER)
     if config.name.endswith(".gguf"):
         model, tokenizer = _load_gguf(path, dtype, progress)
     else:

@@ -1,5 +1,6 @@
 """A hash of a model's weights on the disk."""
 
+import json
 import shutil
 
 import pytest
@@ -27,6 +28,21 @@ def test_a_copy_has_the_same_hash_and_each_tensor_counts(model_folder, tmp_path,
         assert weights_sha256(str(folder)) != own, name
     save_file({**tensors, "more": torch.zeros(1)}, folder / WEIGHTS, metadata={"format": "pt"})
     assert weights_sha256(str(folder)) != own
+
+
+def test_a_second_copy_of_the_weights_beside_those_that_are_read_counts_for_nothing(tmp_path):
+    """Such as Mistral's `consolidated.safetensors`: it may be downloaded later."""
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("model-00001-of-00002", "model-00002-of-00002"):
+        save_file({name: torch.ones(3)}, tmp_path / f"{name}.safetensors")
+    files = {f"model-0000{part}-of-00002": f"model-0000{part}-of-00002.safetensors" for part in (1, 2)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    hashes = [weights_sha256(str(tmp_path))]
+    save_file({"again": torch.ones(6)}, tmp_path / "consolidated.safetensors")
+    hashes.append(weights_sha256(str(tmp_path)))
+    save_file({"model-00002-of-00002": torch.zeros(3)}, tmp_path / "model-00002-of-00002.safetensors")
+    hashes.append(weights_sha256(str(tmp_path)))
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 @pytest.mark.parametrize("size", [100, BLOCK * SPREAD, 2**36])
