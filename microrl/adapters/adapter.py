@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -59,7 +59,12 @@ class Adapter:
     @staticmethod
     def layers(model: PreTrainedModel, config: Any) -> dict[str, torch.nn.Linear]:
         """The linear layers that it changes, by name. Raises UserError for targets and ranks that cannot be."""
-        spared = _expert_names(model.config.model_type) if isinstance(config, RankedConfig) else ()
+        spared = _expert_names(model.config.model_type) if isinstance(config, RankedConfig) else set()
+        if config.targets != "all-linear" and (named := sorted(spared & set(config.targets))):
+            raise UserError(
+                f"`{named[0]}` cannot be a target in a {model.config.model_type} model: PEFT takes the name for its experts",
+                'leave it out: --set \'adapter.targets=["q_proj","k_proj","v_proj","o_proj"]\'',
+            )
         linear_layers = {name: layer for name, layer in linears(model).items() if kind_of(name) not in spared}
         names = chosen(config, {name: min(layer.in_features, layer.out_features) for name, layer in linear_layers.items()})
         return {name: layer for name, layer in linear_layers.items() if name in names}
@@ -218,12 +223,12 @@ class Adapter:
         return self.model.get_input_embeddings().weight.dtype
 
 
-def _expert_names(model_type: str) -> Collection[str]:
+def _expert_names(model_type: str) -> set[str]:
     """Names of linear layers that PEFT, for a LoRA, takes for experts wherever they are, a shared expert's among them:
     transformers 5 keeps all experts of a layer in one tensor, and PEFT would adapt that instead."""
     from peft.utils import transformers_weight_conversion as conversion
 
-    return conversion._MOE_TARGET_MODULE_MAPPING.get(conversion._MODEL_TO_CONVERSION_PATTERN.get(model_type), {}).keys()
+    return {*conversion._MOE_TARGET_MODULE_MAPPING.get(conversion._MODEL_TO_CONVERSION_PATTERN.get(model_type), {})}
 
 
 def tuned(model: torch.nn.Module) -> dict[str, Any]:

@@ -213,13 +213,29 @@ def _whole(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
             raise UserError(f"{folder} holds `{_shown(min(twice))}` twice", "remove the files that do not belong to this model")
         stored |= tensors
     expected = {name: shape_of(parameter) for name, parameter in model.named_parameters()}
+    known = model.state_dict().keys()  # with the tied ones under each of their names
+    if not stored.keys() <= known:
+        stored = _renamed(folder, model, stored)
     for name, shape in expected.items():
         if name not in stored or stored[name].shape != shape:
             raise _for_another_model(folder, name)
-    known = model.state_dict().keys()  # with the tied ones under each of their names
     if (unexpected := next((name for name in stored if name not in known), None)) is not None:
         raise _for_another_model(folder, unexpected)
     return {name: partial(replace_base, stored[name].to(model.device)) for name in expected}
+
+
+def _renamed(folder: Path, model: PreTrainedModel, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors as the model has them: transformers stores each expert of a mixture by itself and keeps all in one
+    tensor. Those that do not fit are left out or as they were; raises UserError where nothing can be converted."""
+    settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    dtype = next(iter(stored.values())).dtype
+    try:
+        loaded, told = type(model).from_pretrained(None, config=model.config, state_dict=dict(stored), dtype=dtype, **settings)
+    except RuntimeError:
+        raise UserError(f"{folder} is for another model: its experts do not fit", _hint(folder, ANOTHER)) from None
+    wrong = told["missing_keys"] | {name for name, *_ in told["mismatched_keys"]}
+    fitting = {name: tensor for name, tensor in loaded.state_dict().items() if name not in wrong}
+    return fitting | {name: stored[name] for name in told["unexpected_keys"]}
 
 
 def _tensors(folder: Path, path: Path) -> dict[str, torch.Tensor]:

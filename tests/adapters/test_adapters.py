@@ -8,6 +8,7 @@ from architectures import tiny
 from every_adapter import ALIKE, IDS, ORTHONORMAL, TRAINED, alike_are_slow, config_of, logits, ten_steps, train
 from peft import PeftModel
 from random_models import random_model, small
+from safetensors.torch import load_file, save_file
 from samples import PROMPTS, collect, rows_of
 from transformers import AutoModelForCausalLM
 
@@ -422,6 +423,29 @@ def test_an_adapter_of_a_mixture_of_experts_is_on_what_peft_tells_from_them(mode
     again = PeftModel.from_pretrained(base, tmp_path)
     assert (logits(again) - logits(model)).abs().max() < 1e-4
     assert any("down_proj" in name for name in attach(tiny(model_type), config_of("ia3"), seed=0).parameters)
+    with pytest.raises(UserError, match=r"`up_proj` .*experts") as error:
+        attach(tiny(model_type), config_of("lora", targets=["q_proj", "up_proj"]), seed=0)
+    assert "q_proj" in error.value.hint
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "granitemoehybrid"])
+def test_a_mixture_of_experts_that_was_trained_whole_is_read_back(model_type, tmp_path):
+    """A checkpoint has each expert by itself, or under another name, and the model has all in one tensor."""
+    model, base = tiny(model_type), tiny(model_type)
+    attached = attach(model, FullConfig(), seed=0)
+    train(attached)
+    folder.write(tmp_path, attached)
+    merged = folder.read(tmp_path, base).merged
+    assert merged.keys() == attached.parameters.keys()
+    assert all(torch.equal(merged[name](None), tensor) for name, tensor in attached.parameters.items())
+    tensors = load_file(tmp_path / "model.safetensors")
+    first = next(name for name in tensors if "expert" in name or "block_sparse_moe" in name)
+    for damaged in ({first: tensors[first][..., :-1].contiguous()}, {first + "s": tensors[first]}):
+        save_file(
+            {**{name: tensor for name, tensor in tensors.items() if name != first}, **damaged}, tmp_path / "model.safetensors"
+        )
+        with pytest.raises(UserError, match=r"is for another model: .* (do|does) not fit"):
+            folder.read(tmp_path, base)
 
 
 def test_a_saved_model_has_the_buffers_that_its_checkpoint_had(tmp_path):
