@@ -45,15 +45,15 @@ class TransformersEngine:
         self.report = SyncReport()
         self.check_deadline: Callable[[], None] = lambda: None
         self._fp32_head = fp32_head
-        self._model = weight_sharing_copy(model)
+        self.model = weight_sharing_copy(model)
         if model.device.type == "cpu":
-            fused = FUSED if PlainStep.fits(self._model) else ()
-            for name, module in self._model.named_modules():
+            fused = FUSED if PlainStep.fits(self.model) else ()
+            for name, module in self.model.named_modules():
                 if type(module) is torch.nn.Linear and not name.endswith(fused):
                     module.__class__ = _DecodingLinear
         self.tokenizer = tokenizer
         self._batch: type[DecodingBatch] = DecodingBatch if Ways.of(model).decoding is None else OwnCacheBatch
-        self._row_bytes = self._batch.row_bytes(self._model)
+        self._row_bytes = self._batch.row_bytes(self.model)
         self._max_kv_bytes = _kv_room(model) if max_kv_gb is None else max_kv_gb * 1e9
         self.stops = torch.tensor(sorted(stop_tokens(model, tokenizer)), device=model.device)
         self._together = (2, self._max_kv_bytes / 2)
@@ -69,23 +69,23 @@ class TransformersEngine:
         began = clock.now_s()
         narrow = {name: pair for name, pair in snapshot.pairs.items() if not self._folds(name)}
         wide = {name: pair for name, pair in snapshot.pairs.items() if name not in narrow}
-        tensors = dict(merged(self._model, snapshot))
+        tensors = dict(merged(self.model, snapshot))
         with ExitStack() as until_asleep:
             for name, pair in wide.items():
-                layer = self._model.get_submodule(name)
+                layer = self.model.get_submodule(name)
                 folded_OI = merge_lora(layer.weight, pair)
                 if not (isinstance(layer, _DecodingLinear) and layer.pack(folded_OI, until_asleep)):
                     tensors[f"{name}.weight"] = torch.nn.Parameter(folded_OI, requires_grad=False)
-            until_asleep.enter_context(replaced(self._model, tensors))
-            for layer in self._model.modules():
+            until_asleep.enter_context(replaced(self.model, tensors))
+            for layer in self.model.modules():
                 if isinstance(layer, _DecodingLinear) and layer.packed is None:
                     layer.pack(layer.weight, until_asleep)
-            until_asleep.enter_context(adapted(self._model, AdapterSnapshot(snapshot.version, narrow)))
+            until_asleep.enter_context(adapted(self.model, AdapterSnapshot(snapshot.version, narrow)))
             self.report = SyncReport(push_s=clock.now_s() - began)
             yield _Sampler(self, snapshot.version)
 
     def _folds(self, name: str) -> bool:
-        weight = self._model.get_submodule(name).weight
+        weight = self.model.get_submodule(name).weight
         return weight.is_floating_point() and weight.dtype.itemsize >= 4
 
     @torch.inference_mode()
@@ -96,9 +96,9 @@ class TransformersEngine:
         """
         rows = [ids for group in completions for ids in group]
         width = max(map(len, rows))
-        fed_RT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows], device=self._model.device)
+        fed_RT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows], device=self.model.device)
         batch = self.batch(max(map(len, prompts)) + width)
-        batch.gather(torch.zeros(0, dtype=torch.long, device=self._model.device), prompts, [len(group) for group in completions])
+        batch.gather(torch.zeros(0, dtype=torch.long, device=self.model.device), prompts, [len(group) for group in completions])
         logprobs_by_step = []
         for t in range(width):
             logprobs_by_step.append(batch.logits_RV.float().log_softmax(dim=-1).gather(1, fed_RT[:, t : t + 1]))
@@ -108,13 +108,13 @@ class TransformersEngine:
 
     def batch(self, capacity: int) -> DecodingBatch:
         """An empty batch whose rows have up to this many tokens."""
-        return self._batch(self._model, capacity, fp32_head=self._fp32_head)
+        return self._batch(self.model, capacity, fp32_head=self._fp32_head)
 
     def room(self, queue: Queue, sampling: Sampling) -> tuple[int, int]:
         """How many of these requests the cache's memory holds at once, and the capacity in tokens of each of their rows."""
         length = queue.longest + sampling.max_tokens
         row_bytes, token_bytes = (sampling.group_size * size for size in self._row_bytes)
-        most = CPU_ROWS // sampling.group_size if self._model.device.type == "cpu" else len(queue)
+        most = CPU_ROWS // sampling.group_size if self.model.device.type == "cpu" else len(queue)
         groups = max(1, min(most, int(self._max_kv_bytes // (row_bytes + token_bytes * length))))
         if groups < len(queue):
             length = math.ceil(length * SLACK)

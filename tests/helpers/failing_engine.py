@@ -106,7 +106,7 @@ def stand_in() -> None:
         _out_of_memory, shrink = engine.VllmEngine._out_of_memory, engine.VllmEngine.shrink
 
         def __init__(self, model, tokenizer, settings, choice, on_event):
-            self._settings, self._base = settings, model
+            self.settings, self.base = settings, model
             with FAULTS.with_suffix(".started").open("a") as file:
                 file.write(f"{os.getpid()} {settings.kv_bytes} {settings.cuda_graphs}\n")
             with self.fault_named("starting"):

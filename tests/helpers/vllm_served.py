@@ -2,6 +2,7 @@
 
 import copy
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from microrl.policy.policy import Policy
 from microrl.rollout.factory import make_engine
 from microrl.rollout.sync import SyncChoice
 from microrl.rollout.transformers import TransformersEngine
+from microrl.rollout.vllm import engine as engine_module
+from microrl.rollout.vllm.driver import VllmDriver
+from microrl.rollout.vllm.engine import VllmEngine
 from microrl.types import Prompt, Sampling
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -62,12 +66,10 @@ class Served:
         self.model = build_model(tokenizer, layers=1 if INTERPRETED else 3, seed=3).eval().requires_grad_(False).to(DEVICE, DTYPE)
         make_it_end(self.model, tokenizer)
         self.config = resolve((), {**SETTINGS, **sets})
-        self.events = []
+        self.events, self.shown = [], []
         before, set_threads, threads = process_state(), torch.set_num_threads, torch.get_num_threads()
         self.transformers = TransformersEngine(self.model, tokenizer, max_kv_gb=1)
-        self.engine = make_engine(self.config, self.model, tokenizer)
-        self.engine._on_event = lambda kind, message, **details: self.events.append((kind, message, details))
-        self.engine._said = {True, False}  # what the probe shows has a test of its own
+        self.engine = make_engine(self.config, self.model, tokenizer, on_event=self.hear)
         self.untouched_by_building = (
             process_state() == before and torch.set_num_threads is set_threads and torch.get_num_threads() == threads
         )
@@ -89,8 +91,18 @@ class Served:
         return policy
 
     def in_mode(self, mode):
-        self.engine._choice = SyncChoice(mode, None, lambda *_: None)
+        self.engine.choice = SyncChoice(mode, None, lambda *_: None)
         return self.engine
+
+    def hear(self, kind, message, **details):
+        """What the probe shows, which an engine says once, apart from all else."""
+        (self.shown if kind == "probe" else self.events).append((kind, message, details))
+
+    def restart(self, driver=VllmDriver):
+        """An engine that has pushed and calibrated nothing yet in place of this one. `driver` builds what it drives."""
+        old, self.shown = self.engine, []
+        with mock.patch.object(engine_module, "VllmDriver", driver):
+            self.engine = VllmEngine(old.base, self.tokenizer, old.settings, old.choice, self.hear)
 
 
 def prompts(served, count=8, most=MANY):

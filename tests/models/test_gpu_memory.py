@@ -67,8 +67,8 @@ def engine_of(card, level):
         for tag in ("weights", "kv_cache") if level == 2 else ():
             card.sleeps(tag)
 
-    driver._settings = SimpleNamespace(sleep=level)
-    driver._engine = SimpleNamespace(
+    driver.settings = SimpleNamespace(sleep=level)
+    driver.engine = SimpleNamespace(
         sleep=sleep, release_kv_cache_memory=lambda: card.sleeps("kv_cache"), wake_up=wake_up, is_sleeping=lambda: True
     )
     return driver

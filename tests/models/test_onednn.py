@@ -157,7 +157,7 @@ def test_an_engine_with_packed_weights_samples_what_the_trainer_scores(monkeypat
                 (scored,) = policy.score([ids])
                 assert torch.allclose(scored[-len(completion.token_ids) :], torch.tensor(completion.logprobs), atol=1e-4)
     assert found[0] != found[1]
-    assert not any(getattr(module, "packed", None) is not None for module in engine._model.modules()), "kept while asleep"
+    assert not any(getattr(module, "packed", None) is not None for module in engine.model.modules()), "kept while asleep"
 
 
 class _Shapes(TorchDispatchMode):

@@ -210,18 +210,17 @@ def test_vllm_on_the_dequantised_weights_over_two_updates(model_folder):
     }  # fmt: skip
     config = resolve((), flags)
     model, tokenizer = load(ModelConfig(name=str(model_folder), quant="nf4", dtype=dtype))
-    engine = make_engine(config, model, tokenizer)
     events = []
-    engine._on_event = lambda kind, message, **_: events.append(kind)
+    engine = make_engine(config, model, tokenizer, on_event=lambda kind, message, **_: events.append(kind))
     policy = Policy(model, config)
     gaps, slopes = [], []
     try:
         with engine.awake(BASE):
-            assert engine._driver.weights_difference(BASE) is None
+            assert engine.driver.weights_difference(BASE) is None
         for _ in range(2):
             step(policy, lr=0.02)
             for mode in ("swap", "merge"):
-                engine._choice = SyncChoice(mode, None, lambda *_: None)
+                engine.choice = SyncChoice(mode, None, lambda *_: None)
                 rows = rows_of(collect(engine, policy.snapshot(), PROMPTS, Sampling(4, 24)))
                 gaps += [
                     float((torch.tensor(row.engine_logprobs) - logprobs.cpu()).abs().max())

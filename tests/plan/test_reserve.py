@@ -156,7 +156,7 @@ class OnCard:
 
 def options_of(monkeypatch, model, **settings):
     monkeypatch.setattr(launch, "import_vllm", lambda: SimpleNamespace(LLM=lambda **options: options))
-    monkeypatch.setattr(launch, "_register_loaded", lambda architecture: None)
+    monkeypatch.setattr(launch, "register_loaded", lambda architecture: None)
     monkeypatch.setattr(launch, "dense_products", lambda options: nullcontext())
     fixed = {"targets": ("model.layers.0.self_attn.q_proj",), "rank": 8, "max_model_len": 128, "max_sequences": 8,
              "kv_bytes": 2**20, "sync": "swap", "sleep": "kv"}  # fmt: skip

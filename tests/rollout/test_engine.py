@@ -57,7 +57,7 @@ def test_a_small_update_is_not_rounded_away_in_bf16(tokenizer):
     policy = with_adapter(model)
     for pair in policy.snapshot().pairs.values():
         pair.B_OR.mul_(2e-4)
-    linear = engine._model.get_submodule("model.layers.0.mlp.up_proj")
+    linear = engine.model.get_submodule("model.layers.0.mlp.up_proj")
     x = torch.randn(4, 64, dtype=torch.bfloat16)
     theirs = policy.adapter.model.get_submodule("model.layers.0.mlp.up_proj")
     with engine.awake(policy.snapshot()):
@@ -82,13 +82,13 @@ def test_folding_leaves_the_trainers_weights_alone_and_is_undone(tokenizer):
     model = random_model("llama")
     engine = TransformersEngine(model, tokenizer, max_kv_gb=1)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    pointers = {name: parameter.data_ptr() for name, parameter in engine._model.named_parameters()}
+    pointers = {name: parameter.data_ptr() for name, parameter in engine.model.named_parameters()}
     policy = with_adapter(model)
     collect(engine, policy.snapshot(), PROMPTS, Sampling(2, 8))
     after = {name.replace(".base_layer", ""): parameter for name, parameter in model.named_parameters()}
     assert all(torch.equal(before[name], after[name]) for name in before)
     # Asleep, the engine holds no tensor of its own.
-    assert pointers == {name: parameter.data_ptr() for name, parameter in engine._model.named_parameters()}
+    assert pointers == {name: parameter.data_ptr() for name, parameter in engine.model.named_parameters()}
     assert set(pointers.values()) <= {parameter.data_ptr() for parameter in model.parameters()}
 
 

@@ -101,8 +101,8 @@ def rollout(
         "shape": shape,
         "rank": rank,
         "sync": sync,
-        "sleep": engine._settings.sleep,
-        "kv_gb": engine._settings.kv_bytes / 1e9,
+        "sleep": engine.settings.sleep,
+        "kv_gb": engine.settings.kv_bytes / 1e9,
         "started_s": started_s,
         "trainable": policy.trainable,
         "head": computed,
@@ -205,7 +205,7 @@ def _compare(
     """Tokens per second of microrl's sampler and of vLLM's own `generate`, with the same engine, requests and settings."""
     rates = {}
     for side in ("ours", "plain") if number % 2 else ("plain", "ours"):
-        engine._driver.reset_cache()
+        engine.driver.reset_cache()
         gc.collect()
         began = clock.now_s()
         if side == "ours":
@@ -220,31 +220,31 @@ def _generated(engine: VllmEngine, prompts: Sequence[Prompt], sampling: Sampling
     """Have vLLM's `generate` sample, and return the number of tokens."""
     from vllm import SamplingParams
 
-    driver = engine._driver
+    driver = engine.driver
     settings = [
         SamplingParams(
             n=sampling.group_size, temperature=1.0, max_tokens=sampling.max_tokens, min_tokens=sampling.min_tokens,
-            stop_token_ids=engine._stops, logprobs=0, detokenize=False, seed=seed + place if driver.seeded else None,
+            stop_token_ids=engine.stops, logprobs=0, detokenize=False, seed=seed + place if driver.seeded else None,
         )
         for place in range(len(prompts))
     ]  # fmt: skip
     requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
-    outputs = driver._llm.generate(requests, settings, use_tqdm=False, lora_request=driver._request)
+    outputs = driver.llm.generate(requests, settings, use_tqdm=False, lora_request=driver.lora_request)
     return sum(len(one.token_ids) for output in outputs for one in output.outputs)
 
 
 def _inside(engine: VllmEngine, *, swaps: bool) -> tuple[str, list[str]]:
     """The type in which vLLM computes the output head, and the kinds of layers that it has wrapped for an adapter."""
-    driver = engine._driver
-    head = str(driver._runner.model.logits_processor.head_dtype).removeprefix("torch.")
-    return head, sorted({name.rsplit(".", 1)[-1] for name in driver._manager().modules}) if swaps else []
+    driver = engine.driver
+    head = str(driver.runner.model.logits_processor.head_dtype).removeprefix("torch.")
+    return head, sorted({name.rsplit(".", 1)[-1] for name in driver.adapter_manager.modules}) if swaps else []
 
 
 def _pushes(engine: VllmEngine, kind: str, rank: int, versions: int) -> Iterator[dict[str, Any]]:
     """One adapter's rows: swap and merge, or merge alone where there is no LoRA pair."""
     flags = {"adapter.kind": kind} | ({"adapter.rank": rank} if "rank" in KINDS[kind].model_fields else {})
     config = resolve((), flags)
-    base = engine._base
+    base = engine.base
     policy = Policy(copy.deepcopy(base), config, fresh=False)
     generator = torch.Generator(device=base.device).manual_seed(1)
     modes: tuple[Mode, ...] = ("swap", "merge") if config.adapter.pair_rank else ("merge",)
@@ -252,7 +252,7 @@ def _pushes(engine: VllmEngine, kind: str, rank: int, versions: int) -> Iterator
         seconds = []
         for _ in range(versions):
             synthetic.move(policy, generator)
-            engine._push_timed(policy.snapshot(), mode)
+            engine.push(policy.snapshot(), mode)
             seconds.append(engine.report.push_s)
         yield {"kind": kind, "mode": mode, "trained": policy.trainable, "push_s": statistics.median(seconds), "all_s": seconds}
-        engine._push(BASE, mode)
+        engine.push(BASE, mode)

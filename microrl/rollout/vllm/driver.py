@@ -24,33 +24,41 @@ from microrl.types import AdapterSnapshot, LowRank, Sampling
 
 
 class VllmDriver:
-    """One running engine: weights and adapters in, requests through, memory freed and taken back."""
+    """One running engine: weights and adapters in, requests through, memory freed and taken back.
+
+    `llm`, `engine`, `runner` and `adapter_manager` are vLLM's own parts.
+    """
 
     def __init__(self, base: PreTrainedModel, settings: VllmSettings) -> None:
-        self._base, self._settings = base, settings
-        self._llm = start(base, settings)
-        self._engine = self._llm.llm_engine
-        self._runner = self._engine.model_executor.driver_worker.model_runner
-        self._request: Any = None
+        self._base, self.settings = base, settings
+        self.llm = start(base, settings)
+        self.engine = self.llm.llm_engine
+        self.runner = self.engine.model_executor.driver_worker.model_runner
+        self.lora_request: Any = None
+        """The adapter of requests to come, as vLLM is told of it; None: the base."""
         self._adapters = self._requests = 0
         self._unfinished: set[str] = set()
-        newer = bool(getattr(self._engine.vllm_config, "use_v2_model_runner", False))
+        newer = bool(getattr(self.engine.vllm_config, "use_v2_model_runner", False))
         self.seeded = newer or base.device.type != "cuda"
         """Whether a seed of its own costs a request nothing: on a GPU the older runner draws such rows one by one."""
 
     @property
+    def adapter_manager(self) -> Any:
+        return self.runner.lora_manager._adapter_manager
+
+    @property
     def lora_products(self) -> Products | None:
         """How the engine multiplies by an adapter's factors; None: it has no buffers for them."""
-        return None if self._settings.sync == "merge" else products_of(self._manager().modules.values())
+        return None if self.settings.sync == "merge" else products_of(self.adapter_manager.modules.values())
 
     def close(self) -> None:
         """Take the engine down; only on a CPU (see `VllmEngine.close`). A second time there is nothing to do."""
-        if not hasattr(self, "_engine"):
+        if not hasattr(self, "engine"):
             return
         from vllm.distributed import cleanup_dist_env_and_memory
 
-        self._engine.model_executor.shutdown()
-        del self._llm, self._engine, self._runner
+        self.engine.model_executor.shutdown()
+        del self.llm, self.engine, self.runner
         gc.collect()
         cleanup_dist_env_and_memory()
 
@@ -58,25 +66,25 @@ class VllmDriver:
 
     def load(self, snapshot: AdapterSnapshot) -> None:
         """Every weight of the trainer's base, with this snapshot merged, into the engine's own memory. Adapters are lost."""
-        self._request = None
+        self.lora_request = None
         self._empty_buffers()  # in which a sleep of level 2 may have left anything
         wrapped = self._wrapped_layers()
         named = ((_inside(name, wrapped), tensor) for name, tensor in weights(self._base, snapshot, for_engine=True))
         with torch.no_grad():
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
-            head: Any = getattr(self._runner.model, "lm_head", None)
+            self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+            head: Any = getattr(self.runner.model, "lm_head", None)
             if hasattr(head, "cpu_linear"):  # a CPU keeps a packed copy, which a tied head is not told to renew
                 head.quant_method.process_weights_after_loading(head)
 
     def _wrapped_layers(self) -> set[str]:
         """The layers to be named with their wrapper: before 0.28 vLLM did not look for weights inside of it."""
-        if self._settings.sync == "merge":
+        if self.settings.sync == "merge":
             return set()
         from vllm.lora.layers import BaseLayerWithLoRA
 
         if hasattr(BaseLayerWithLoRA, "load_weights"):
             return set()
-        manager = self._manager()
+        manager = self.adapter_manager
         return {part for whole in manager.modules for part in manager.packed_modules.get(whole, [whole])}
 
     def swap(self, pairs: Mapping[str, LowRank]) -> None:
@@ -93,40 +101,37 @@ class VllmDriver:
             # The scale is in B already. Told of a scale, vLLM would multiply it into the tensor it is given, in place.
             own = self._own_name(name)
             layers[own] = LoRALayerWeights(own, len(A_RI), len(A_RI), A_RI, B_OR)
-        manager, adapter = self._manager(), LoRAModel(number, self._settings.rank, layers)
+        manager, adapter = self.adapter_manager, LoRAModel(number, self.settings.rank, layers)
         manager.add_adapter(adapter)
         manager.activate_adapter(number)
         adapter.loras.clear()  # the kernels read the engine's buffers: these copies would only stay on the card
-        self._request = LoRARequest(f"microrl-{number}", number, lora_path="in-memory")
+        self.lora_request = LoRARequest(f"microrl-{number}", number, lora_path="in-memory")
 
     def drop_adapters(self) -> None:
         """Requests go to the base from now on. Raises RuntimeError while earlier ones are being decoded."""
         if self._unfinished:
             raise RuntimeError(f"{len(self._unfinished)} requests for another adapter are still being decoded")
-        self._request = None
-        if self._settings.sync != "merge":
-            for number in list(self._manager().list_adapters()):
+        self.lora_request = None
+        if self.settings.sync != "merge":
+            for number in list(self.adapter_manager.list_adapters()):
                 self._empty_buffers()
-                self._manager().remove_adapter(number)
+                self.adapter_manager.remove_adapter(number)
 
     def _empty_buffers(self) -> None:
         """Zero the factors: dense products of them change nothing. Not while they sleep: their memory is not there."""
-        if self._settings.sync != "merge":
-            for module in self._manager().modules.values():
+        if self.settings.sync != "merge":
+            for module in self.adapter_manager.modules.values():
                 module.reset_lora(0)
 
     def reset_cache(self) -> None:
         """Forget the keys and values of prompts, which older weights have computed."""
-        if not self._llm.reset_prefix_cache():
+        if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM would not reset its prompt cache: requests of an earlier step are still in it")
 
     def _served(self, pair: LowRank) -> tuple[torch.Tensor, torch.Tensor]:
         """The factors as the engine holds them, in tensors of their own: its type, its device, the scale in B."""
-        dtype, device = self._manager().lora_config.lora_dtype, self._base.device
+        dtype, device = self.adapter_manager.lora_config.lora_dtype, self._base.device
         return pair.A_RI.detach().to(device, dtype, copy=True), (pair.B_OR.detach().float() * pair.scale).to(device, dtype)
-
-    def _manager(self) -> Any:
-        return self._runner.lora_manager._adapter_manager
 
     # ---- what is really in memory
 
@@ -142,10 +147,10 @@ class VllmDriver:
 
     def adapter_difference(self, pairs: Mapping[str, LowRank]) -> str | None:
         """The first layer whose adapter, in the buffers that the kernels read, is not this one bit by bit; None: all are."""
-        manager = self._manager()
-        if self._request is None or self._request.lora_int_id not in manager.lora_index_to_id:
+        manager = self.adapter_manager
+        if self.lora_request is None or self.lora_request.lora_int_id not in manager.lora_index_to_id:
             return "no adapter of this version is active in vLLM"
-        slot = manager.lora_index_to_id.index(self._request.lora_int_id)
+        slot = manager.lora_index_to_id.index(self.lora_request.lora_int_id)
         parts = {part: (whole, names) for whole, names in manager.packed_modules.items() for part in names}
         for name, pair in pairs.items():
             own = self._own_name(name)
@@ -169,7 +174,7 @@ class VllmDriver:
 
     def _holds(self, name: str, expected: torch.Tensor) -> bool:
         """Whether the engine holds this tensor, by the name that the trainer has for it: its rows of what vLLM keeps in one."""
-        model = self._runner.model
+        model = self.runner.model
         fused = getattr(model, "packed_modules_mapping", {})
         module, _, leaf = self._own_name(name).rpartition(".")
         parent, _, last = module.rpartition(".")
@@ -196,7 +201,7 @@ class VllmDriver:
 
     def _own_name(self, name: str) -> str:
         """The name that vLLM has for a module or a tensor, before it packs several into one."""
-        mapper: Any = getattr(self._runner.model, "hf_to_vllm_mapper", None)
+        mapper: Any = getattr(self.runner.model, "hf_to_vllm_mapper", None)
         if mapper is None:
             return name
         return getattr(mapper, "get_rename_mapper", lambda: mapper)()._map_name(name) or name
@@ -245,7 +250,7 @@ class VllmDriver:
 
     def step(self) -> list[Any]:
         """Decode one more token of every request; returns the outputs of those that are finished by it."""
-        finished = [output for output in self._engine.step() if output.finished]
+        finished = [output for output in self.engine.step() if output.finished]
         self._unfinished.difference_update(output.request_id for output in finished)
         return finished
 
@@ -256,46 +261,46 @@ class VllmDriver:
         neither must be there when memory is freed or weights are pushed.
         """
         if self._unfinished:
-            self._engine.abort_request(list(self._unfinished))
+            self.engine.abort_request(list(self._unfinished))
             self._unfinished.clear()
-        core = self._engine.engine_core.engine_core
+        core = self.engine.engine_core.engine_core
         while core.scheduler.has_requests() or core.batch_queue:
-            self._engine.step()
+            self.engine.step()
 
     def _add(self, ids: Sequence[int], settings: Any) -> str:
         self._requests += 1
         name = str(self._requests)
         self._unfinished.add(name)  # first: an interrupt in between must not leave half a group behind
-        self._engine.add_request(name, {"prompt_token_ids": list(ids)}, settings, lora_request=self._request)
+        self.engine.add_request(name, {"prompt_token_ids": list(ids)}, settings, lora_request=self.lora_request)
         return name
 
     # ---- memory
 
     def sleep(self) -> int:
         """Free what the sleep level frees; returns the bytes by which the card has more room."""
-        level = self._settings.sleep
+        level = self.settings.sleep
         if level == "off":
             return 0
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info()[0]
         with gpu.new_phase():
             if level == "kv":
-                self._engine.sleep(0)
-                self._engine.release_kv_cache_memory()
+                self.engine.sleep(0)
+                self.engine.release_kv_cache_memory()
             else:
-                self._engine.sleep(level)
+                self.engine.sleep(level)
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0] - free
 
     def wake(self, what: str) -> int:
         """Take `weights` or `kv_cache` back, where they were freed; returns the bytes."""
-        level = self._settings.sleep
-        if level == "off" or not self._engine.is_sleeping() or (what == "weights" and level == "kv"):
+        level = self.settings.sleep
+        if level == "off" or not self.engine.is_sleeping() or (what == "weights" and level == "kv"):
             return 0
         torch.cuda.empty_cache()  # what the trainer's allocator keeps for later is wanted now
         free = torch.cuda.mem_get_info()[0]
         with gpu.new_phase():
-            self._engine.wake_up([what])
+            self.engine.wake_up([what])
         return free - torch.cuda.mem_get_info()[0]
 
 

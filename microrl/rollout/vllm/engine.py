@@ -34,7 +34,10 @@ LESS_THAN_PROMISED = 0.9
 
 
 class VllmEngine:
-    """See `Engine`. One a process: vLLM's sleeping memory allows no second one."""
+    """See `Engine`. One a process: vLLM's sleeping memory allows no second one.
+
+    All that it does with vLLM goes through `driver`: faults are injected there in tests.
+    """
 
     name = "vllm"
 
@@ -43,9 +46,9 @@ class VllmEngine:
     ) -> None:
         self.report = SyncReport(mode="swap")
         self.check_deadline: Callable[[], None] = lambda: None
-        self._base = weight_sharing_copy(model)
-        self._settings, self._choice, self._on_event = settings, choice, on_event
-        self._tokenizer, self._stops = tokenizer, sorted(stop_tokens(model, tokenizer))
+        self.base = weight_sharing_copy(model)
+        self.settings, self.choice, self._on_event = settings, choice, on_event
+        self.tokenizer, self.stops = tokenizer, sorted(stop_tokens(model, tokenizer))
         self._sequences = sync_check.sequences(tokenizer)
         self._probe: sync_check.Probe | None = None
         self._is_merged: bool | None = None
@@ -53,7 +56,7 @@ class VllmEngine:
         self._loaded = False
         """Whether the last push loaded weights, which then are to be compared."""
         self._said: set[bool] = set()
-        self._driver: VllmDriver
+        self.driver: VllmDriver
         with self.fault_named("starting"):
             self._start()
 
@@ -64,25 +67,26 @@ class VllmEngine:
         with process_state_kept():
             try:
                 with self.fault_named("receiving weights"):
-                    self._take_over(snapshot, self._choice.next() if is_training else self._choice.decided or "swap")
-                sampler = VllmSampler(self, self._driver, self._tokenizer, self._stops, snapshot.version)
+                    self._take_over(snapshot, self.choice.next() if is_training else self.choice.decided or "swap")
+                sampler = VllmSampler(self, snapshot.version)
                 yield sampler
             except BaseException:
+                self._is_merged = None  # it may have come before the weights were proved: the next push is of everything
                 with suppress(Exception):  # what went wrong first is what matters
-                    self._driver.settle()
+                    self.driver.settle()
                     self._sleep()
                 raise
             if is_training and not snapshot.is_base:
                 report = self.report
                 cost = Trial(report.push_s, sampler.tokens, sampler.decode_s, report.gap or 0.0, report.slope)
-                self._choice.record("merge" if report.mode == "merge" else "swap", cost)
+                self.choice.record("merge" if report.mode == "merge" else "swap", cost)
             with self.fault_named("going to sleep"):
-                self._driver.settle()
+                self.driver.settle()
                 self._sleep()
 
     def score(self, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         """While awake: how likely the engine finds these sequences. See `AdapterSnapshot.score`."""
-        return self._driver.score(sequences)
+        return self.driver.score(sequences)
 
     def shrink(self) -> float:
         """See `Engine.shrink`. On a GPU a process cannot build vLLM twice: the run goes on in a new one, with less memory."""
@@ -91,8 +95,8 @@ class VllmEngine:
     def close(self) -> None:
         """See `Engine.close`. On a GPU vLLM is left as it is: closing wakes memory first, which fails in its turn where the card
         is full, and the pools of sleeping memory may call a freed allocator ("pure virtual method called" in cumem.py)."""
-        if not gpu.is_on_card(self._base):
-            self._driver.close()
+        if not gpu.is_on_card(self.base):
+            self.driver.close()
 
     @contextmanager
     def fault_named(self, doing: Doing) -> Iterator[None]:
@@ -120,7 +124,7 @@ class VllmEngine:
     def _out_of_memory(self, doing: Doing, reason: str) -> MachineFailure:
         """The error for a lack of memory, with what the run's next process needs to know to take less."""
         failure = MachineFailure(
-            f"vLLM ran out of memory while {doing}, with a KV cache of {self._settings.kv_bytes / 1e9:.3g} GB: {reason}",
+            f"vLLM ran out of memory while {doing}, with a KV cache of {self.settings.kv_bytes / 1e9:.3g} GB: {reason}",
             in_a_new_run(
                 "--set engine.cuda_graphs=false, --engine transformers or a lower --set sampling.max_completion_tokens=N"
             ),
@@ -129,11 +133,11 @@ class VllmEngine:
         return failure
 
     def _fault(self, doing: Doing, *, out_of_memory: bool = False) -> EngineFault:
-        settings = self._settings
-        longest = (settings.max_model_len + TWO_BLOCKS_TOKENS) * kv_bytes_per_token(self._base)
+        settings = self.settings
+        longest = (settings.max_model_len + TWO_BLOCKS_TOKENS) * kv_bytes_per_token(self.base)
         return EngineFault(
             doing,
-            cuda_graphs=settings.cuda_graphs and gpu.is_on_card(self._base),
+            cuda_graphs=settings.cuda_graphs and gpu.is_on_card(self.base),
             out_of_memory=out_of_memory,
             kv_gb=settings.kv_bytes / 1e9,
             fits=settings.kv_bytes / longest,
@@ -143,7 +147,7 @@ class VllmEngine:
     def _start(self) -> None:
         """Build vLLM and put it to sleep."""
         with process_state_kept():
-            self._driver = VllmDriver(self._base, self._settings)
+            self.driver = VllmDriver(self.base, self.settings)
         self._sleep()
 
     # ---- waking up: weights, push, cache, proof
@@ -152,22 +156,22 @@ class VllmEngine:
         with self._timed("wake_s"):
             self._wake("weights")
             if self._probe is None:  # the canary comes first: it says how well the two sides can agree
-                self._push(BASE, mode)
+                self.push(BASE, mode)
                 self._wake("kv_cache")
-                self._probe = self._calibrate(mode="merge" if self._settings.sync == "merge" else "swap")
-        self._push_timed(snapshot, mode)
+                self._probe = self._calibrate(mode="merge" if self.settings.sync == "merge" else "swap")
+        self.push(snapshot, mode)
         with self._timed("wake_s"):
             self._wake("kv_cache")
         reading, failure = self._prove(snapshot, mode)
-        if refusal := self._choice.refusal(mode, reading, failure):
+        if refusal := self.choice.refusal(mode, reading, failure):
             self._on_event("merge put off", refusal, version=snapshot.version, gap=reading.gap, slope=reading.slope)
             mode = "swap"
-            self._push_timed(snapshot, mode)
+            self.push(snapshot, mode)
             reading, failure = self._prove(snapshot, mode)
         if failure is not None:
             self._on_event("swap retried", failure, version=snapshot.version, mode=mode, gap=reading.gap, slope=reading.slope)
             self._is_merged = None  # push everything
-            self._push_timed(snapshot, mode)
+            self.push(snapshot, mode)
             reading, failure = self._prove(snapshot, mode)
         self.report.mode, self.report.gap, self.report.slope = mode, reading.gap, reading.slope
         if failure is not None:
@@ -196,29 +200,29 @@ class VllmEngine:
             text = f"the update is now visible in log-probabilities ({change}); the engine's slope on it is {reading.slope:.3f}"
         self._on_event("probe", text, version=version)
 
-    def _push_timed(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
+    def push(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
+        """Make the engine's weights and adapter those of the snapshot, and forget what was cached under the old ones.
+
+        Only while it is awake. Proves nothing; its seconds are `report.push_s`.
+        """
         self.report.push_s = 0.0
         with self._timed("push_s"):
-            self._push(snapshot, mode)
-
-    def _push(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
-        """Make the engine's weights and adapter those of the snapshot, and forget what was cached under the old ones."""
-        self._driver.settle()
-        merged = not snapshot.is_base and mode == "merge"
-        self._loaded = merged or self._is_merged is not False
-        if self._loaded:
-            self._driver.load(snapshot if merged else BASE)
-            self._is_merged = merged
-        if snapshot.pairs and mode == "swap":
-            self._driver.swap(snapshot.pairs)
-        else:
-            self._driver.drop_adapters()
-        self._driver.reset_cache()
+            self.driver.settle()
+            merged = not snapshot.is_base and mode == "merge"
+            self._loaded = merged or self._is_merged is not False
+            if self._loaded:
+                self.driver.load(snapshot if merged else BASE)
+                self._is_merged = merged
+            if snapshot.pairs and mode == "swap":
+                self.driver.swap(snapshot.pairs)
+            else:
+                self.driver.drop_adapters()
+            self.driver.reset_cache()
 
     def _other_settings(self, mode: Mode, snapshot: AdapterSnapshot) -> str:
         """What may help where an update does not arrive; one that has no LoRA pair can only be merged."""
         sync = [] if snapshot.merged else [f"--set engine.sync={'swap' if mode == 'merge' else 'merge'}"]
-        sleep = self._settings.sleep
+        sleep = self.settings.sleep
         level = [] if sleep == "off" else [f"--set engine.sleep={'off' if sleep == 1 else 1}"]
         return " or ".join([*sync, *level]) or "--engine transformers"
 
@@ -242,7 +246,7 @@ class VllmEngine:
         """Push a canary, see it in the scores, take it away, see it gone; the floor follows from how close the sides were."""
         base_N = self._trainer_scores(BASE, mode)
         probe = sync_check.Probe(self._engine_scores(), base_N)
-        different = self._driver.weights_difference(BASE)
+        different = self.driver.weights_difference(BASE)
         if different or not probe.base_gap < sync_check.BASE_LIMIT:
             raise SyncNotProved(
                 f"vLLM's base model is not the trainer's: {different + ', and' if different else 'the weights are equal, but'} "
@@ -254,26 +258,26 @@ class VllmEngine:
             return float((self._trainer_scores(AdapterSnapshot(0, pairs), "swap") - base_N).abs().mean())
 
         try:
-            pairs = sync_check.canary(self._base, self._settings.targets, self._settings.rank, change_of, probe.canary_change)
+            pairs = sync_check.canary(self.base, self.settings.targets, self.settings.rank, change_of, probe.canary_change)
         except ArithmeticError as error:
             raise SyncNotProved(
                 f"engine and trainer are too far apart on the base model ({probe.base_gap:.3g} nats per token): {error}",
                 in_a_new_run("--set model.head_dtype=float32, --set model.dtype=float16 or --engine transformers"),
             ) from error
         canary = AdapterSnapshot(0, pairs)
-        self._push(canary, mode)
+        self.push(canary, mode)
         seen = probe.read(self._engine_scores(), self._trainer_scores(canary, mode))
         different = self._difference(canary, mode) or seen.slope_failure()
         if different:
             raise SyncNotProved(f"a random test adapter did not reach vLLM: {different}", _other_way(mode))
         probe.calibrate(seen)
-        self._push(BASE, mode)
+        self.push(BASE, mode)
         gone = probe.read(self._engine_scores(), base_N)
         if failure := gone.failure():
             raise SyncNotProved(
                 f"a random test adapter was removed from vLLM but still affects the scores: {failure}", _other_way(mode)
             )
-        products = self._driver.lora_products
+        products = self.driver.lora_products
         with_lora = f"; vLLM multiplies by the adapter with {PRODUCTS[products]}" if products else ""
         self._on_event(
             "probe calibrated",
@@ -287,40 +291,40 @@ class VllmEngine:
         """Compare the engine's own buffers with the snapshot, bit by bit. None: equal, or nothing to compare."""
         merged = mode == "merge"
         if merged or self._loaded:  # otherwise the base is as it was when it was last compared
-            different = self._driver.weights_difference(snapshot if merged else BASE)
+            different = self.driver.weights_difference(snapshot if merged else BASE)
             if different:
                 return different
-        return self._driver.adapter_difference(snapshot.pairs) if snapshot.pairs and not merged else None
+        return self.driver.adapter_difference(snapshot.pairs) if snapshot.pairs and not merged else None
 
     def _engine_scores(self) -> torch.Tensor:
-        return sync_check.flat(self._driver.score(self._sequences))
+        return sync_check.flat(self.driver.score(self._sequences))
 
     def _trainer_scores(self, snapshot: AdapterSnapshot, mode: Mode) -> torch.Tensor:
         """What this snapshot scores as it is handed over: by the trainer's own forward pass where it has one for these weights,
         and where they are merged and rounded with the rounded ones, bit by bit."""
         if snapshot.score is not None and not self._rounds(mode):
             return sync_check.flat(snapshot.score(self._sequences))
-        with adapted(self._base, snapshot, merges=self._rounds(mode)) as model:
-            return sync_check.flat(sequence_logprobs(model, self._sequences, fp32_head=self._settings.fp32_head))
+        with adapted(self.base, snapshot, merges=self._rounds(mode)) as model:
+            return sync_check.flat(sequence_logprobs(model, self._sequences, fp32_head=self.settings.fp32_head))
 
     def _rounds(self, mode: Mode) -> bool:
         """Whether what is handed over is rounded to 16 bits."""
-        return mode == "merge" and self._base.dtype.itemsize < 4
+        return mode == "merge" and self.base.dtype.itemsize < 4
 
     # ---- memory
 
     def _wake(self, what: str) -> None:
-        self.report.retaken_bytes += self._driver.wake(what)
-        if what == "weights" and self._settings.sleep == 2:
+        self.report.retaken_bytes += self.driver.wake(what)
+        if what == "weights" and self.settings.sleep == 2:
             self._is_merged = None  # what was in them is gone
 
     def _sleep(self) -> None:
         """Give the memory to the trainer, and see that it was given."""
         with self._timed("sleep_s"):
-            self._driver.drop_adapters()
-            freed = self.report.freed_bytes = self._driver.sleep()
-        level = self._settings.sleep
-        promised = self._settings.kv_bytes + (0 if level == "kv" else gpu.weight_bytes(self._base))
+            self.driver.drop_adapters()
+            freed = self.report.freed_bytes = self.driver.sleep()
+        level = self.settings.sleep
+        promised = self.settings.kv_bytes + (0 if level == "kv" else gpu.weight_bytes(self.base))
         if level != "off" and freed < LESS_THAN_PROMISED * promised:
             self._on_event(
                 "warning", f"sleep {level} freed only {freed / 1e9:.1f} of {promised / 1e9:.1f} GB: {gpu.why_memory_stays()}",
@@ -332,7 +336,7 @@ class VllmEngine:
         """Add the seconds inside to this part of the report, the card's work included."""
         began = clock.now_s()
         yield
-        if gpu.is_on_card(self._base):
+        if gpu.is_on_card(self.base):
             torch.cuda.synchronize()
         setattr(self.report, part, getattr(self.report, part) + clock.now_s() - began)
 

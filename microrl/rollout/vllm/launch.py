@@ -96,7 +96,7 @@ def config_folder(model: PreTrainedModel) -> Path:
 def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
     """A running engine on dummy weights. Raises UserError where vLLM refuses; a lack of memory comes through as it is."""
     vllm, cuda = import_vllm(), model.device.type == "cuda"
-    has_state = _register_loaded(type(model).__name__)
+    has_state = register_loaded(type(model).__name__)
     options: dict[str, Any] = {
         "model": str(config_folder(model)),
         "skip_tokenizer_init": True,
@@ -149,7 +149,7 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
         raise UserError(f"vLLM does not start: {' '.join(lines[:3])[:400]}", hint) from error
 
 
-def _register_loaded(architecture: str) -> bool:
+def register_loaded(architecture: str) -> bool:
     """Import vLLM's class of an architecture here, and tell whether it has state besides keys and values. At its first start on a
     machine vLLM would import itself once more, in a process of its own, to ask the class what it can do: that spares CUDA in this
     process, which has begun with it long ago. Raises UserError where it cannot be imported.

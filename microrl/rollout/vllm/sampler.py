@@ -11,7 +11,6 @@ import torch
 from microrl import clock
 from microrl.rollout.engine import Sampler
 from microrl.rollout.requests import Queue, Request
-from microrl.rollout.vllm.driver import VllmDriver
 from microrl.types import Completion, Sampling
 
 if TYPE_CHECKING:
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
 class VllmSampler(Sampler):
     """See `Sampler`. `tokens` and `decode_s` add up over what it has sampled."""
 
-    def __init__(self, engine: VllmEngine, driver: VllmDriver, tokenizer: Any, stops: Sequence[int], version: int) -> None:
-        self._engine, self._driver, self._tokenizer, self._stops = engine, driver, tokenizer, stops
-        self._version = version
+    def __init__(self, engine: VllmEngine, version: int) -> None:
+        self._engine, self._driver, self._version = engine, engine.driver, version
         self.tokens, self.decode_s = 0, 0.0
 
     def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, int, Completion]]:
@@ -42,7 +40,7 @@ class VllmSampler(Sampler):
             queue.start(ready)
             with self._engine.fault_named("sampling"):
                 for request in ready:
-                    names = self._driver.sample(request, sampling, self._stops, _seed(request.key))
+                    names = self._driver.sample(request, sampling, self._engine.stops, _seed(request.key))
                     for at, name in enumerate(names):
                         in_flight[name] = request, range(at, request.count, len(names))
             if not in_flight:
@@ -64,7 +62,7 @@ class VllmSampler(Sampler):
         ids, logprobs = tuple(output.token_ids), tuple(output.logprobs.logprobs)
         assert len(ids) == len(logprobs) and output.finish_reason in ("stop", "length"), (len(ids), len(logprobs), output)
         self.tokens += len(ids)
-        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        text = self._engine.tokenizer.decode(ids, skip_special_tokens=True)
         return Completion(ids, logprobs, output.finish_reason, self._version, text)
 
 

@@ -3,15 +3,14 @@
 import json
 import signal
 import sys
-from types import SimpleNamespace
 
 import processes
 import pytest
 import torch
+from copied_model import Trained
 
 from microrl.commands.weights import awake_throughout
 from microrl.config import resolve
-from microrl.rollout.vllm.engine import VllmEngine
 
 ABORTS = """
 import os
@@ -57,13 +56,11 @@ def test_an_exit_handler_that_aborts_does_not_change_the_status():
 
 
 @pytest.mark.parametrize(("device", "closed"), [("cuda", 0), ("cpu", 1)])
-def test_vllm_is_never_taken_down_on_a_gpu(device, closed):
-    calls = []
-    engine = VllmEngine.__new__(VllmEngine)
-    engine._base = SimpleNamespace(device=torch.device(device))
-    engine._driver = SimpleNamespace(close=lambda: calls.append(1))
+def test_vllm_is_never_taken_down_on_a_gpu(device, closed, tokenizer, monkeypatch):
+    engine = Trained(tokenizer, "float32", monkeypatch).engine
+    monkeypatch.setattr(type(engine.base), "device", torch.device(device))
     engine.close()
-    assert len(calls) == closed
+    assert engine.driver.closed == closed
 
 
 def test_an_evaluation_lets_its_engine_stay_awake():

@@ -231,21 +231,21 @@ def sampled(served, snapshot, count, group=1, tokens=6):
 
 @vllm
 def test_the_real_vllm_is_dense(served):
-    driver = served.engine._driver
+    driver = served.engine.driver
     assert driver.lora_products == "dense"
-    slices = {tuple(layer.output_slices) for layer in driver._manager().modules.values()}
+    slices = {tuple(layer.output_slices) for layer in driver.adapter_manager.modules.values()}
     assert (128, 64, 64) in slices and (256, 256) in slices, "packed layers, of unequal parts too"
 
 
 @vllm
 def test_the_base_after_an_adapter_is_the_base_to_the_last_bit(served):
     """By each of two guards alone: nothing is computed, and the buffers are zero."""
-    driver = served.engine._driver
-    wrapper = next(iter(driver._manager().modules.values())).punica_wrapper
+    driver = served.engine.driver
+    wrapper = next(iter(driver.adapter_manager.modules.values())).punica_wrapper
     base = sampled(served, BASE, 4)
     adapted = sampled(served, served.change("lora", seed=61).snapshot(), 4)
     assert adapted != base
-    assert not any(factor.any() for layer in driver._manager().modules.values() for factor in layer.lora_b_stacked)
+    assert not any(factor.any() for layer in driver.adapter_manager.modules.values() for factor in layer.lora_b_stacked)
     assert sampled(served, BASE, 4) == base
     wrapper.serves.fill_(True)  # as in a graph that was captured with an adapter
     update, wrapper.update_metadata = wrapper.update_metadata, lambda *_: None
@@ -253,26 +253,27 @@ def test_the_base_after_an_adapter_is_the_base_to_the_last_bit(served):
         assert sampled(served, BASE, 4) == base
     finally:
         wrapper.update_metadata = update
-        driver._manager()._last_mapping = None
-    for layer in driver._manager().modules.values():
-        for factor in (*layer.lora_a_stacked, *layer.lora_b_stacked):
-            factor.fill_(7)
+        driver.adapter_manager._last_mapping = None
+    layers = driver.adapter_manager.modules.values()
+    for factor in (factor for layer in layers for factor in (*layer.lora_a_stacked, *layer.lora_b_stacked)):
+        factor.fill_(7)
     try:
         assert sampled(served, BASE, 4) == base
     finally:
-        driver._empty_buffers()
+        for layer in layers:
+            layer.reset_lora(0)
 
 
 @vllm
 def test_requests_of_two_kinds_are_never_in_one_batch(served):
     engine, pairs = served.in_mode("swap"), served.change("lora", seed=62).snapshot().pairs
     with engine.awake(BASE):
-        engine._driver.sample(Request((0,), (5, 6, 7), 1), Sampling(1, 3, temperature=1.0), (), seed=1)
-        for change in (lambda: engine._driver.swap(pairs), engine._driver.drop_adapters):
+        engine.driver.sample(Request((0,), (5, 6, 7), 1), Sampling(1, 3, temperature=1.0), (), seed=1)
+        for change in (lambda: engine.driver.swap(pairs), engine.driver.drop_adapters):
             with pytest.raises(RuntimeError, match="1 requests for another adapter are still being decoded"):
                 change()
-        engine._driver.settle()
-        engine._driver.swap(pairs)
+        engine.driver.settle()
+        engine.driver.swap(pairs)
 
 
 @pytest.mark.cases(vllm=1)
@@ -292,13 +293,12 @@ def test_vllms_own_way_serves_where_it_is_wanted(served, monkeypatch):
     from vllm_served import CLOSE, gap, prompts
     from vllm_served import sampled as sample
 
-    engine = served.in_mode("swap")
     for products in ("punica", "dense"):
         monkeypatch.setenv(dense.ASKED, products)
-        engine._driver.close()
-        engine._probe = engine._is_merged = None
-        engine._start()
-        assert engine._driver.lora_products == products
+        served.engine.close()
+        served.restart()
+        engine = served.in_mode("swap")
+        assert engine.driver.lora_products == products
         policy = served.change("lora", seed=64)
         groups = sample(engine, policy.snapshot(), prompts(served, 2), Sampling(2, 3, temperature=0.7))
         assert gap(policy, groups) < CLOSE and engine.report.mode == "swap"

@@ -16,7 +16,7 @@ from microrl.plan import devices, memory, plan, reserve
 from microrl.plan.source import shape_of
 from microrl.plan.workload import Workload
 from microrl.policy.policy import Policy
-from microrl.rollout import factory
+from microrl.rollout import factory, sync_check
 from microrl.rollout.vllm import engine as vllm_engine
 from microrl.run.folder import RunFolder
 from microrl.train import fallback, planning
@@ -63,20 +63,8 @@ class Story:
         patch.setattr(factory, "targets", lambda model, adapter: self.linears())
         patch.setattr(factory, "longest_sequence", lambda config, model: self.work.longest_row)
         patch.setattr(vllm_engine, "VllmDriver", card_ledger.driver_class(self.card, self.needs))
-        real = vllm_engine.VllmEngine
-
-        class Engine(real):
-            """Its test adapter has the tiny model's layers."""
-
-            def _calibrate(engine, mode):
-                settings = engine._settings
-                engine._settings = factory.replace(settings, targets=tuple(self.policy.snapshot().pairs), rank=2)
-                try:
-                    return super()._calibrate(mode)
-                finally:
-                    engine._settings = settings
-
-        patch.setattr(vllm_engine, "VllmEngine", Engine)
+        tiny, canary = tuple(self.policy.snapshot().pairs), sync_check.canary
+        patch.setattr(sync_check, "canary", lambda model, targets, rank, *rest: canary(model, tiny, 2, *rest))
 
     def sleep(self, seconds):
         self.now_s += seconds
@@ -140,7 +128,7 @@ class Story:
 
 def with_cache(config, engine):
     """As it really came up."""
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"max_kv_gb": engine._settings.kv_bytes / 1e9})})
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"max_kv_gb": engine.settings.kv_bytes / 1e9})})
 
 
 @pytest.fixture
@@ -199,11 +187,11 @@ def test_the_second_engine_of_a_process_fails_as_on_a_card(story):
     told.card.take(told.work.base_bytes)
     engine = factory.make_engine(config, told.model, told.tokenizer)
     with pytest.raises(AssertionError, match="one instance per process"):
-        driver(told.model, engine._settings)
+        driver(told.model, engine.settings)
     told.card.new_process()
     told.card.others = told.card.total - int(3e9)
     with pytest.raises(torch.OutOfMemoryError):
-        driver(told.model, engine._settings)
+        driver(told.model, engine.settings)
     told.card.others, extension = 0, told.card.cumem.extension
     with pytest.raises(torch.OutOfMemoryError):  # there is room now, but the error of the first failure is never cleared
         extension.my_malloc(2**20)

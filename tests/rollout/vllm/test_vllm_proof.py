@@ -27,9 +27,11 @@ def test_a_skipped_push_is_caught(served, mode, guard, monkeypatch):
     sampled(engine, old.snapshot(), prompts(served, 1))
     policy = served.change("lora", seed=41)
     with monkeypatch.context() as patched:
-        patched.setattr(engine, "_push", lambda snapshot, mode: None)
+        for push in ("load", "swap"):
+            patched.setattr(engine.driver, push, lambda pushed: None)
         if guard == "probe":
-            patched.setattr(engine, "_difference", lambda snapshot, mode: None)
+            for difference in ("weights_difference", "adapter_difference"):
+                patched.setattr(engine.driver, difference, lambda pushed: None)
         else:
             patched.setattr("microrl.rollout.sync_check.Reading.failure", lambda self: None)
         with pytest.raises(SyncNotProved) as caught, engine.awake(policy.snapshot()):
@@ -42,15 +44,14 @@ def test_a_skipped_push_is_caught(served, mode, guard, monkeypatch):
 def test_an_update_below_the_noise_is_decided_by_its_bytes(served, monkeypatch):
     policy = served.change("lora", seed=42, size=TINY)
     engine = served.in_mode("swap")
-    monkeypatch.setattr(engine, "_said", set())
     for _ in range(2):
         sampled(engine, policy.snapshot(), prompts(served, 1))
         assert engine.report.slope is None, "too small to be seen in the scores"
-    ((kind, message, _),) = served.events
-    assert kind == "probe" and "too small to see in log-probabilities" in message
+    assert not served.events
+    said = [message for _, message, _ in served.shown if "too small to see in log-probabilities" in message]
+    assert len(said) == 1, "however often it was so"
     policy = served.change("lora", seed=43, size=TINY)
-    push = engine._push
-    monkeypatch.setattr(engine, "_push", lambda snapshot, mode: push(BASE, mode))
+    monkeypatch.setattr(engine.driver, "swap", lambda pairs: engine.driver.drop_adapters())
     with pytest.raises(SyncNotProved, match="no adapter of this version"), engine.awake(policy.snapshot()):
         pass
 
@@ -58,14 +59,14 @@ def test_an_update_below_the_noise_is_decided_by_its_bytes(served, monkeypatch):
 def test_a_push_that_fails_once_is_tried_again(served, monkeypatch):
     policy = served.change("lora", seed=44)
     engine = served.in_mode("swap")
-    push, calls = engine._push, []
+    swap, calls = engine.driver.swap, []
 
-    def once(snapshot, mode):
-        calls.append(mode)
+    def once(pairs):
+        calls.append(pairs)
         if len(calls) > 1:
-            push(snapshot, mode)
+            swap(pairs)
 
-    monkeypatch.setattr(engine, "_push", once)
+    monkeypatch.setattr(engine.driver, "swap", once)
     groups = sampled(engine, policy.snapshot(), prompts(served, 2))
     assert len(calls) == 2 and gap(policy, groups) < CLOSE
     assert [kind for kind, *_ in served.events] == ["swap retried"]
@@ -76,31 +77,32 @@ def test_the_second_try_pushes_everything(served, monkeypatch):
     engine, policy = served.in_mode("swap"), served.change("lora", seed=48)
     sampled(engine, BASE, prompts(served, 1))  # whatever ran before: from here on only the adapter is to be pushed
     served.events.clear()
-    push, calls = engine._push, []
+    load, swap, calls = engine.driver.load, engine.driver.swap, []
 
-    def damaging(snapshot, mode):
-        push(snapshot, mode)
-        calls.append(engine._loaded)
+    def damaging(pairs):
+        swap(pairs)
+        calls.append("swap")
         if len(calls) == 1:
-            engine._driver._runner.model.model.norm.weight.data.mul_(1.5)
+            engine.driver.runner.model.model.norm.weight.data.mul_(1.5)
 
-    monkeypatch.setattr(engine, "_push", damaging)
+    monkeypatch.setattr(engine.driver, "load", lambda snapshot: (calls.append("load"), load(snapshot)))
+    monkeypatch.setattr(engine.driver, "swap", damaging)
     groups = sampled(engine, policy.snapshot(), prompts(served, 2))
-    assert calls == [False, True] and gap(policy, groups) < CLOSE
+    assert calls == ["swap", "load", "swap"] and gap(policy, groups) < CLOSE
     assert [kind for kind, *_ in served.events] == ["swap retried"]
 
 
 def test_weights_that_did_not_come_back_are_seen_by_their_bytes(served, monkeypatch):
     """After dropped weights or a merge the base is loaded again: what went wrong there may lie below the noise."""
-    engine, policy = served.in_mode("swap"), served.change("lora", seed=49)
-    load, name = engine._driver.load, "model.layers.0.mlp.up_proj"
+    policy = served.change("lora", seed=49)
+    sampled(served.in_mode("merge"), policy.snapshot(), prompts(served, 1))
+    engine = served.in_mode("swap")
+    load, name = engine.driver.load, "model.layers.0.mlp.up_proj"
     stale = LowRank(torch.ones(1, 128, device=DEVICE), torch.ones(256, 1, device=DEVICE), 1e-4)
-    monkeypatch.setattr(engine._driver, "load", lambda snapshot: load(AdapterSnapshot(0, {name: stale})))
-    monkeypatch.setattr(engine, "_is_merged", None)
+    monkeypatch.setattr(engine.driver, "load", lambda snapshot: load(AdapterSnapshot(0, {name: stale})))
     with pytest.raises(SyncNotProved, match=rf"`{name}\.weight` in vLLM's memory"), engine.awake(policy.snapshot()):
         pass
     monkeypatch.undo()
-    engine._is_merged = None
     assert gap(policy, sampled(engine, policy.snapshot(), prompts(served, 2))) < CLOSE
 
 
@@ -117,9 +119,16 @@ def test_weights_that_did_not_come_back_are_seen_by_their_bytes(served, monkeypa
 )
 def test_the_canary_catches(served, monkeypatch, breaks, says):
     """At the start: another base, a canary that does not arrive or is not seen, and one that does not leave."""
+    driver = served.engine.driver
+
+    def awake(base, settings):
+        for what in ("weights", "kv_cache"):
+            driver.wake(what)
+        return driver
+
+    served.restart(awake)
     engine = served.in_mode("swap")
-    driver, load, swap, drop = engine._driver, engine._driver.load, engine._driver.swap, engine._driver.drop_adapters
-    swapped = []
+    load, swap, drop, swapped = driver.load, driver.swap, driver.drop_adapters, []
     if breaks == "base":
         stale = LowRank(torch.ones(1, 128, device=DEVICE), torch.ones(256, 1, device=DEVICE), 1e-3)
         monkeypatch.setattr(driver, "load", lambda snapshot: load(AdapterSnapshot(0, {"model.layers.0.mlp.up_proj": stale})))
@@ -132,12 +141,9 @@ def test_the_canary_catches(served, monkeypatch, breaks, says):
         monkeypatch.setattr(driver, "drop_adapters", lambda: None if swapped else drop())
     if breaks == "unseen":
         monkeypatch.setattr("microrl.rollout.sync_check.CANARY_TIMES_NOISE", 1e9)
-    monkeypatch.setattr(engine, "_probe", None)
-    monkeypatch.setattr(engine, "_is_merged", None)
     with pytest.raises(SyncNotProved, match=says), engine.awake(BASE):
         pass
     monkeypatch.undo()
-    engine._is_merged = None
     sampled(engine, BASE, prompts(served, 1))
 
 
@@ -145,30 +151,35 @@ def test_damage_is_named(served, monkeypatch):
     """One number of one layer's adapter, changed in vLLM's own memory."""
     policy = served.change("lora", seed=45)
     engine = served.in_mode("swap")
-    swap = engine._driver.swap
+    swap = engine.driver.swap
 
     def damaging(pairs):
         swap(pairs)
-        engine._driver._manager().modules["model.layers.1.mlp.down_proj"].lora_b_stacked[0][0, 0, 3, 2] += 0.01
+        engine.driver.adapter_manager.modules["model.layers.1.mlp.down_proj"].lora_b_stacked[0][0, 0, 3, 2] += 0.01
 
-    monkeypatch.setattr(engine._driver, "swap", damaging)
+    monkeypatch.setattr(engine.driver, "swap", damaging)
     with pytest.raises(SyncNotProved, match=r"layers\.1\.mlp\.down_proj"), engine.awake(policy.snapshot()):
         pass
+
+
+def halved(pairs):
+    return {name: replace(pair, scale=pair.scale / 2) for name, pair in pairs.items()}
 
 
 def test_a_wrong_scale_is_told_from_a_missing_adapter(served, monkeypatch):
     policy = served.change("lora", seed=46, size=0.02)
     engine = served.in_mode("swap")
-    real = engine._driver._served
-    monkeypatch.setattr(engine._driver, "_served", lambda pair: real(replace(pair, scale=pair.scale / 2)))
+    for name in ("swap", "adapter_difference"):
+        real = getattr(engine.driver, name)
+        monkeypatch.setattr(engine.driver, name, lambda pairs, real=real: real(halved(pairs)))
     with pytest.raises(SyncNotProved, match="scale is wrong"), engine.awake(policy.snapshot()):
         pass
 
 
 UNPROVED = """
 from microrl.cli import main
-from microrl.rollout.vllm.engine import VllmEngine
-VllmEngine._difference = lambda self, snapshot, mode: "`x` in vLLM's memory is not the trainer's"
+from microrl.rollout.vllm.driver import VllmDriver
+VllmDriver.adapter_difference = lambda self, pairs: "`x` in vLLM's memory is not the trainer's"
 main()
 """
 

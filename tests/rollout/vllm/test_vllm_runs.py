@@ -108,7 +108,7 @@ def test_a_class_that_cannot_be_imported_is_named():
 
     ModelRegistry.register_model("NothingForCausalLM", "nothing_of_this_name:NothingForCausalLM")
     with pytest.raises(UserError, match="cannot load its NothingForCausalLM: No module named 'nothing_of_this_name'") as error:
-        launch._register_loaded("NothingForCausalLM")
+        launch.register_loaded("NothingForCausalLM")
     assert "--engine transformers" in error.value.hint
 
 

@@ -16,7 +16,7 @@ def test_groups_stream(served):
         chosen = prompts(served, STREAMED, STREAMED)
         for position, group in sampler.groups(chosen, Sampling(1, STREAMED_LENGTH), stream=(3,)):
             seen.append(position)
-            running.append(served.engine._driver._engine.has_unfinished_requests())
+            running.append(served.engine.driver.engine.has_unfinished_requests())
             for completion in group.completions:
                 ids, end = completion.token_ids, served.tokenizer.eos_token_id
                 assert len(ids) == len(completion.logprobs) and len(group.completions) == 1
@@ -30,8 +30,8 @@ def test_groups_stream(served):
 def test_an_evaluation_that_stops_early_leaves_nothing_behind(served):
     with served.in_mode("swap").awake(BASE) as sampler:
         next(iter(sampler.groups(prompts(served, STREAMED, STREAMED), Sampling(1, STREAMED_LENGTH), stream=(3,))))
-        assert served.engine._driver._engine.has_unfinished_requests()
-    core = served.engine._driver._engine.engine_core.engine_core
+        assert served.engine.driver.engine.has_unfinished_requests()
+    core = served.engine.driver.engine.engine_core.engine_core
     assert not core.scheduler.has_requests() and not core.batch_queue, "asleep, vLLM has nothing in hand"
     assert len(sampled(served.engine, BASE, prompts(served))) == len(prompts(served))
 
@@ -44,7 +44,7 @@ def test_a_completion_depends_on_its_own_key(served):
     alone = sampled(engine, BASE, prompts(served)[:1], stream=(7, 1))
     other = sampled(engine, BASE, prompts(served), stream=(7, 2))
     ids = [[completion.token_ids for completion in group.completions] for group in together]
-    if engine._driver.seeded:
+    if engine.driver.seeded:
         assert ids[0] == [completion.token_ids for completion in alone[0].completions]
     assert ids != [[completion.token_ids for completion in group.completions] for group in other]
     assert len(set(ids[0])) > 1
@@ -95,7 +95,7 @@ def test_a_pace_holds_groups_back_and_ends_the_sampling(served):
         cut = dict(sampler.groups(chosen, sampling, stream=(5,), pace=Two(looks=steps // 2)))
         assert 0 < len(cut) < len(chosen)
         part = dict(sampler.groups(chosen[1:], sampling, stream=(5,), positions=range(1, len(chosen))))
-    if served.engine._driver.seeded:
+    if served.engine.driver.seeded:
         assert all(held[n].completions[0].token_ids == part[n].completions[0].token_ids for n in part)
 
 

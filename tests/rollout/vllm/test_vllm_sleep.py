@@ -25,13 +25,13 @@ def sleepy(served, monkeypatch):
     sampled(engine, served.change("lora", seed=46).snapshot(), prompts(served, 1))
 
     def as_if(level, freed_bytes):
-        monkeypatch.setattr(engine, "_settings", replace(engine._settings, sleep=level))
+        monkeypatch.setattr(engine, "settings", replace(engine.settings, sleep=level))
         for name in ("load", "swap", "reset_cache", "score"):
-            real = getattr(engine._driver, name)
-            monkeypatch.setattr(engine._driver, name, lambda *a, name=name, real=real: (calls.append(name), real(*a))[1])
-        wake, sleep = (engine._driver.wake, engine._driver.sleep) if CUDA else (lambda what: 0, lambda: 0)
-        monkeypatch.setattr(engine._driver, "wake", lambda what: (calls.append(f"wake {what}"), wake(what))[1])
-        monkeypatch.setattr(engine._driver, "sleep", lambda: (calls.append("sleep"), sleep(), freed_bytes)[2])
+            real = getattr(engine.driver, name)
+            monkeypatch.setattr(engine.driver, name, lambda *a, name=name, real=real: (calls.append(name), real(*a))[1])
+        wake, sleep = (engine.driver.wake, engine.driver.sleep) if CUDA else (lambda what: 0, lambda: 0)
+        monkeypatch.setattr(engine.driver, "wake", lambda what: (calls.append(f"wake {what}"), wake(what))[1])
+        monkeypatch.setattr(engine.driver, "sleep", lambda: (calls.append("sleep"), sleep(), freed_bytes)[2])
         return engine, calls
 
     return as_if
@@ -46,13 +46,13 @@ def test_the_order_of_waking(served, sleepy, level, pushed):
     assert not served.events and engine.report.freed_bytes == int(1e12)
 
 
-def lost_in_sleep(runner, level):
+def lost_in_sleep(driver, level):
     """The tensors whose content a sleep level loses: the cache at every level, all that was made at loading in level 2."""
-    found = [tensor for cache in runner.kv_caches for tensor in (cache if isinstance(cache, list | tuple) else [cache])]
+    found = [tensor for cache in driver.runner.kv_caches for tensor in (cache if isinstance(cache, list | tuple) else [cache])]
     if level != 2:
         return found
-    manager = runner.lora_manager._adapter_manager
-    found += [parameter.data for parameter in runner.model.parameters()]
+    manager = driver.adapter_manager
+    found += [parameter.data for parameter in driver.runner.model.parameters()]
     for module in manager.modules.values():
         found += [*module.lora_a_stacked, *module.lora_b_stacked]
     for wrapper in manager.punica_wrapper_mapping.values():
@@ -66,37 +66,35 @@ def lost_in_sleep(runner, level):
 def test_what_sleep_loses_is_replaced_by_poison_and_comes_back(served, monkeypatch, level):
     """A CPU does not sleep: here the content is lost as a card would lose it, and everything must be right again."""
     engine, policy = served.in_mode("swap"), served.change("lora", seed=48)
-    driver, poisoned = engine._driver, []
+    driver, poisoned = engine.driver, []
     meant = rows_of(sampled(engine, policy.snapshot(), prompts(served, 2), stream=(4, 8)))
 
     def sleep():
         with torch.no_grad():
-            for tensor in lost_in_sleep(driver._runner, level):
+            for tensor in lost_in_sleep(driver, level):
                 tensor.fill_(7)  # no NaN: the CPU's attention reads the free places of a block, with a weight of zero
                 poisoned.append(tensor.numel())
         return int(1e12)
 
-    monkeypatch.setattr(engine, "_settings", replace(engine._settings, sleep=level))
-    monkeypatch.setattr(driver, "sleep", sleep)
-    monkeypatch.setattr(driver, "wake", lambda what: 0)
-    sampled(engine, policy.snapshot(), prompts(served, 1))
-    assert sum(poisoned) > 0
-    again = rows_of(sampled(engine, policy.snapshot(), prompts(served, 2), stream=(4, 8)))
+    monkeypatch.setattr(engine, "settings", replace(engine.settings, sleep=level))
+    with monkeypatch.context() as asleep:
+        asleep.setattr(driver, "sleep", sleep)
+        asleep.setattr(driver, "wake", lambda what: 0)
+        sampled(engine, policy.snapshot(), prompts(served, 1))
+        assert sum(poisoned) > 0
+        again = rows_of(sampled(engine, policy.snapshot(), prompts(served, 2), stream=(4, 8)))
     assert [row.completion_ids for row in again] == [row.completion_ids for row in meant] and not served.events
-    monkeypatch.undo()
-    if level == 2:
-        engine._is_merged = None  # the poison of the last sleep is still in it
-    assert gap(policy, sampled(engine, policy.snapshot(), prompts(served, 2))) < CLOSE
+    assert gap(policy, sampled(engine, policy.snapshot(), prompts(served, 2))) < CLOSE, "the poison of the last sleep too"
 
 
 def test_sleep_that_frees_less_than_promised_is_a_warning_with_its_cause(served, sleepy, monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setattr(gpu, "_vllm_reads_both_names", lambda: False)  # as before 0.32
-    engine, _ = sleepy("kv", int(0.8 * served.engine._settings.kv_bytes))
+    engine, _ = sleepy("kv", int(0.8 * served.engine.settings.kv_bytes))
     sampled(engine, BASE, prompts(served, 1))
     ((kind, message, details),) = served.events
     assert kind == "warning" and "PYTORCH_ALLOC_CONF enables expandable_segments" in message
-    assert details["freed_bytes"] < details["promised_bytes"] == engine._settings.kv_bytes
+    assert details["freed_bytes"] < details["promised_bytes"] == engine.settings.kv_bytes
 
 
 @pytest.mark.cases(vllm=1)
@@ -114,9 +112,9 @@ def test_a_lack_of_memory_says_how_much_the_engine_had(served, monkeypatch, plac
         patch.setattr(VllmDriver, place, full)
         with pytest.raises(MachineFailure, match=f"vLLM ran out of memory while {doing}") as raised:
             sampled(engine, policy.snapshot(), prompts(served), stream=(4, 2))
-    settings, fault = engine._settings, raised.value.fault
+    settings, fault = engine.settings, raised.value.fault
     assert (fault.doing, fault.out_of_memory, fault.kv_gb) == (doing, True, settings.kv_bytes / 1e9)
-    longest = (settings.max_model_len + 256) * kv_bytes_per_token(engine._base)
+    longest = (settings.max_model_len + 256) * kv_bytes_per_token(engine.base)
     assert fault.fits == pytest.approx(settings.kv_bytes / longest) and fault.batch == settings.max_sequences
     with pytest.raises(MachineFailure, match="ran out of memory while sampling"):
         engine.shrink()

@@ -18,7 +18,6 @@ from microrl.errors import MachineFailure
 from microrl.models.forward import sequence_logprobs
 from microrl.policy.policy import Policy
 from microrl.rollout.sync import SyncChoice
-from microrl.rollout.vllm.driver import VllmDriver
 from microrl.types import BASE, LowRank, Prompt, Sampling
 
 pytestmark = pytest.mark.vllm
@@ -55,7 +54,7 @@ def test_every_adapter_is_served_as_it_is_trained(served, kind):
     config = config_of(kind, rank=3 if kind in RESIDUAL else 6, alpha=6.0)  # the engine's buffers are for rank 6
     flags = {f"adapter.{name}": value for name, value in config.model_dump().items()}
     policy = Policy(
-        copy.deepcopy(served.engine._base), resolve((), {**SETTINGS, "adapter.rank": None, "adapter.alpha": None, **flags})
+        copy.deepcopy(served.engine.base), resolve((), {**SETTINGS, "adapter.rank": None, "adapter.alpha": None, **flags})
     )
     for mode in ("swap", "merge") if config.pair_rank else ("merge",):
         for _ in range(2):
@@ -101,13 +100,13 @@ def test_the_same_prompt_before_and_after_a_swap(served, mode, monkeypatch):
     """The stale cache: keys and values of a prompt that older weights have computed."""
     engine, chosen = served.in_mode(mode), prompts(served, 4)
     long = [Prompt("q", "1", "", prompt.token_ids[:1] * 140 + prompt.token_ids[1:15]) for prompt in chosen]
-    block = engine._driver._engine.vllm_config.cache_config.block_size
+    block = engine.driver.engine.vllm_config.cache_config.block_size
     assert min(len(prompt.token_ids) for prompt in long) > block, "whole blocks alone are cached"
     for seed in (20, 21):
         policy = served.change("lora", seed=seed)
         assert gap(policy, sampled(engine, policy.snapshot(), long)) < CLOSE
     if mode == "merge":  # a swapped adapter has a new number too, which a merge has not: here the reset is the only guard
-        monkeypatch.setattr(engine._driver._llm, "reset_prefix_cache", lambda: True)
+        monkeypatch.setattr(engine.driver.llm, "reset_prefix_cache", lambda: True)
         sampled(engine, policy.snapshot(), long)
         policy = served.change("lora", seed=22)
         found = gap(policy, sampled(engine, policy.snapshot(), long))
@@ -119,7 +118,7 @@ def test_the_same_prompt_before_and_after_a_swap(served, mode, monkeypatch):
 
 def test_a_cache_that_cannot_be_reset_is_an_error(served, monkeypatch):
     engine = served.in_mode("swap")
-    monkeypatch.setattr(engine._driver._llm, "reset_prefix_cache", lambda: False)
+    monkeypatch.setattr(engine.driver.llm, "reset_prefix_cache", lambda: False)
     said = "while receiving weights: RuntimeError: vLLM would not reset"
     with pytest.raises(MachineFailure, match=said) as raised, engine.awake(BASE):
         pass
@@ -150,32 +149,32 @@ def test_the_trainers_tensors_are_never_written(served, mode):
 def test_an_adapter_lies_in_the_engines_buffers_and_nowhere_else(served, monkeypatch):
     """What is handed over is copied into the buffers; at rank 256 the copies of a 1.5B model would be 0.6 GB of the card."""
     engine, handed = served.in_mode("swap"), []
-    real = VllmDriver._served
+    manager = engine.driver.adapter_manager
+    add_adapter = manager.add_adapter
 
-    def watched(self, pair):
-        factors = real(self, pair)
-        handed.extend(map(weakref.ref, factors))
-        return factors
+    def watched(adapter):
+        handed.extend(weakref.ref(factor) for layer in adapter.loras.values() for factor in (layer.lora_a, layer.lora_b))
+        return add_adapter(adapter)
 
-    monkeypatch.setattr(VllmDriver, "_served", watched)
+    monkeypatch.setattr(manager, "add_adapter", watched)
     policy = served.change("lora", seed=53)
     with engine.awake(policy.snapshot()) as sampler:
         groups = [group for _, group in sampler.groups(prompts(served, 2), Sampling(2, 8, temperature=0.7), stream=(0, 1))]
         gc.collect()
-        assert len(handed) > 20 and not any(tensor() is not None for tensor in handed)
-        assert len(engine._driver._manager().list_adapters()) == 1
+        assert len(handed) == 2 * len(policy.snapshot().pairs) and not any(tensor() is not None for tensor in handed)
+        assert len(engine.driver.adapter_manager.list_adapters()) == 1
     assert gap(policy, groups) < CLOSE, "and it is served from there"
 
 
 def test_the_rank_is_rounded_up(served):
-    modules = served.engine._driver._manager().modules.values()
+    modules = served.engine.driver.adapter_manager.modules.values()
     assert {module.lora_a_stacked[0].shape[2] for module in modules} == {8}, "rank 6 in buffers of 8"
 
 
 def test_auto_measures_and_decides(served):
     chosen = []
     engine = served.engine
-    engine._choice = SyncChoice("auto", None, lambda mode, why, table: chosen.append((mode, why, table)))
+    engine.choice = SyncChoice("auto", None, lambda mode, why, table: chosen.append((mode, why, table)))
     modes = []
     for number in range(8):
         policy = served.change("lora", seed=60 + number, size=0.0 if number == 0 else 0.05)
@@ -199,7 +198,7 @@ def test_both_engines_over_five_updates(served):
         with engine.awake(snapshot):
             theirs = engine.score(sequences)
         with served.transformers.awake(snapshot):
-            ours = sequence_logprobs(served.transformers._model, sequences, fp32_head=False)
+            ours = sequence_logprobs(served.transformers.model, sequences, fp32_head=False)
         assert max(float((a - b.cpu()).abs().max()) for a, b in zip(theirs, ours, strict=True)) < CLOSE
         answers = [
             [group.completions[0].token_ids for group in sampled(one, snapshot, prompts(served), sampling)]
