@@ -119,8 +119,8 @@ def plan(
 
 def _repeated(presets: list[str], flags: dict[str, Any], sets: list[str]) -> list[str]:
     """What was typed, as words of another command: without the model and the budget, which a start has of its own."""
-    own = ("model.name", "budget.hours", "budget.steps")
-    given = {options.FLAGS[key]: value for key, value in flags.items() if value is not None and key not in own}
+    own = {"model.name", "budget.hours", "budget.steps"}
+    given = {options.FLAGS[key]: value for key, value in flags.items() if value is not None and key in options.FLAGS.keys() - own}
     pairs = [(flag, one) for flag, value in given.items() for one in (value if isinstance(value, list | tuple) else [value])]
     pairs += [("--set", text) for text in sets]
     return [*presets, *(str(word) for pair in pairs for word in pair)]

@@ -285,12 +285,15 @@ def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
         known = other_names.hint(path[-1], error["input"]) or did_you_mean(path[-1], model.model_fields)
         return UserError(f"{why}: unknown key `{key}`", f"{own}; {known}" if own else known)
     if error["type"].startswith("union_tag"):
-        kinds = _kinds(model, path[-1])
+        kinds = ["MODULE:CLASS" if kind == "custom" else kind for kind in _kinds(model, path[-1])]
         kind = str(context.get("tag", ""))
         return UserError(
             f"`{key}.kind` cannot be `{_shown(kind)}`" if kind else f"`{key}` needs a `kind`",
             other_names.hint(kind) or did_you_mean(kind, kinds),
         )
+    if error["type"] == "missing":
+        example = "--loss MODULE:CLASS" if key == "loss.target" else f"--set {key}=VALUE"
+        return UserError(f"`{'.'.join(path[:-1])}` needs the key `{path[-1]}`", example)
     if error["type"] == "literal_error" and not isinstance(error["input"], dict | list):
         allowed = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ",").split(",")]
         hint = did_you_mean(_shown(error["input"]), allowed)

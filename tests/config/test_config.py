@@ -114,7 +114,8 @@ def test_a_rate_and_the_size_of_a_step_replace_each_other(tmp_path):
     ("flags", "sets", "words"),
     [
         ({"adapter.rank": 0}, [], ["adapter.rank", "greater than or equal to 1"]),
-        ({"loss.kind": "dapoo"}, [], ["loss.kind", "dapoo", "did you mean `dapo`", "gspo"]),
+        ({"loss.kind": "dapoo"}, [], ["loss.kind", "dapoo", "did you mean `dapo`", "gspo", "MODULE:CLASS"]),
+        ({"loss.kind": "custom"}, [], ["`loss` needs the key `target`", "--loss MODULE:CLASS"]),
         ({"budget.hours": 0.0}, [], ["budget.hours", "greater than 0"]),
         ({"optim.step_kl": 0.0}, [], ["optim.step_kl", "greater than 0"]),
         ({"optim.step_kl": 1.0}, [], ["optim.step_kl", "less than 1"]),

@@ -47,10 +47,22 @@ def test_a_presets_teacher_can_be_taken_away(given, tmp_path):
         ({"distill.teacher": "quickstart", "loss.clip_low": 0.1}, "`loss.clip_low` cannot be set"),
         ({"distill.teacher": ""}, "`distill.teacher` cannot be"),
         ({"distill.teacher": "quickstart", "sft.only": True, "sft.steps": 1}, "no effect in a run of SFT alone"),
-        ({"distill.teacher": "quickstart", "data.curriculum": True}, "data.curriculum chooses questions by their rewards"),
+        ({"distill.teacher": "quickstart", "data.curriculum": True}, "data.curriculum has no effect here"),
+        ({"distill.teacher": "quickstart", "data.screen_minutes": 1}, "data.screen_minutes has no effect here"),
+        ({"distill.teacher": "quickstart", "loss.scale_by_std": False}, "loss.scale_by_std has no effect here"),
+        ({"distill.teacher": "quickstart", "reward.normalise": "apart"}, "reward.normalise has no effect here"),
+        ({"distill.teacher": "quickstart", "distill.top_k": 8, "loss.importance_cap": 3.0}, "no importance weights"),
+        ({"distill.teacher": "quickstart", "distill.top_k": 8, "loss.importance_mode": "token_mask"}, "no importance weights"),
     ],
 )
 def test_what_contradicts_is_refused(flags, said):
     with pytest.raises(UserError) as caught:
         resolve((), flags)
     assert said in caught.value.message and caught.value.hint
+
+
+def test_with_a_reward_beside_the_teacher_its_keys_are_read():
+    flags = {"distill.teacher": "quickstart", "distill.top_k": 8, "distill.reward_weight": 0.5, "data.curriculum": True}
+    assert resolve((), flags | {"loss.scale_by_std": False, "loss.importance_cap": 3.0}).loss.importance_cap == 3.0
+    del flags["distill.top_k"], flags["distill.reward_weight"], flags["data.curriculum"]
+    assert resolve((), flags | {"loss.importance_mode": "token_mask"}).loss.importance_mode == "token_mask"

@@ -95,3 +95,8 @@ def test_a_mean_accuracy_is_no_pass_at_k():
 def test_two_tables_at_once_are_refused(inside):
     done = inside("plan", "--starts", "--detect", "0.03", "--gpu", "a40")
     assert done.returncode == 2 and "--starts and --detect" in done.stderr
+
+
+def test_a_start_keeps_the_tools_that_were_asked_for(inside):
+    done = inside(*DAY, "--env", "calculator")
+    assert done.returncode == 0 and "microrl train --env calculator --model" in done.stderr
