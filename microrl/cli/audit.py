@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import OK, USAGE, emit, say
 from microrl.errors import UserError, did_you_mean
+from microrl.tables import table_text
 
 if TYPE_CHECKING:
     from microrl.config import RunConfig
@@ -51,9 +53,11 @@ def audit(
     from microrl.commands.audit import findings
 
     result = run(config)
-    rows = list(findings(result))
-    if rows:
-        _table(rows)
+    if rows := list(findings(result)):
+        shown = [(what, where, " ".join(details.split())[:EXCERPT]) for what, where, details in rows[:SHOWN]]
+        print(table_text(("", "", ""), shown, stderr=True), file=sys.stderr)
+    if len(rows) > SHOWN:
+        say(f"and {len(rows) - SHOWN} more: see --json")
     kinds = len(result.by_kind)
     say(f"reward: {result.reward}")
     say(
@@ -99,11 +103,3 @@ def configured(target: str | None, flags: options.Flags, sets: Sequence[str]) ->
             f"there is no preset and no run `{target}`", did_you_mean(target, presets.available()) + "; or a run folder"
         )
     return override(run.settings().model_dump(), flags, sets)
-
-
-def _table(rows: list[tuple[str, str, str]]) -> None:
-    width = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for what, where, details in rows[:SHOWN]:
-        say(f"{what:{width[0]}}  {where:{width[1]}}  {' '.join(details.split())[:EXCERPT]}")
-    if len(rows) > SHOWN:
-        say(f"and {len(rows) - SHOWN} more: see --json")

@@ -15,6 +15,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError
+from microrl.tables import filled, table_text
 
 if TYPE_CHECKING:
     from microrl.commands.compare import Row
@@ -65,7 +66,6 @@ def compare(
     forms: dict[str, Callable[[Sequence[Row]], str]] = {"table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex}
     from microrl.commands.compare import Entry, answer_to, varied
     from microrl.commands.compare import compare as rows_of
-    from microrl.plan.show import print_lines
     from microrl.run.folder import RunFolder
     from microrl.sweep.contrast import answer_of, contrasts
     from microrl.sweep.folder import SweepFolder
@@ -109,7 +109,7 @@ def compare(
         say(line)
     for sweep in sweeps if form == "table" else ():
         print()
-        print_lines(*_settings(settings(sweep)))
+        print(table_text(*_settings(settings(sweep))))
         _print_contrasts(contrasts(sweep))
     if answer is not None:
         say(answer.text)
@@ -142,13 +142,11 @@ def _settings(settings: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
 
 def _print_contrasts(contrasts: Sequence[Contrast]) -> None:
     """A table for each axis of two values: accuracy and time with either of them, side by side."""
-    from microrl.plan.show import print_lines
-
     for axis in dict.fromkeys(contrast.axis for contrast in contrasts):
         of_axis = [contrast for contrast in contrasts if contrast.axis == axis]
         first, second = (f"{axis} {value}" for value in of_axis[0].values)
         print()
-        print_lines(
+        print(table_text(
             ["setting", "seeds", first, second, "second - first", "p", f"minutes, {first}", f"minutes, {second}"],
             [
                 [
@@ -159,7 +157,7 @@ def _print_contrasts(contrasts: Sequence[Contrast]) -> None:
                 for contrast in of_axis
             ],
             caption=f"accuracy {CAPTION}",
-        )  # fmt: skip
+        ))  # fmt: skip
 
 
 def _cells(row: Row) -> list[str]:
@@ -218,19 +216,15 @@ def _interval(estimate: Estimate, sign: str = "") -> str:
 
 def _shown(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """The head and the cells of the columns in which something stands, for a document."""
-    from microrl.plan.show import filled
-
     head, lines = filled(HEAD + HEAD_OF_PARTS, [_cells(row) + _cells_of_parts(row) for row in rows])
     return [name.lstrip("<") for name in head], lines
 
 
 def _table(rows: Sequence[Row]) -> str:
     """A table of the accuracies, and one of where their gains come from."""
-    from microrl.plan.show import WIDE, as_text, filled, table
-
-    tables = [as_text(table(*filled(HEAD, [_cells(row) for row in rows]), caption=CAPTION), WIDE)]
+    tables = [table_text(HEAD, [_cells(row) for row in rows], CAPTION)]
     if parts := [[row.method, row.benchmark, *cells] for row in rows if any(cells := _cells_of_parts(row))]:
-        tables.append(as_text(table(*filled(("method", "benchmark", *HEAD_OF_PARTS), parts), caption=CAPTION_OF_PARTS), WIDE))
+        tables.append(table_text(("method", "benchmark", *HEAD_OF_PARTS), parts, CAPTION_OF_PARTS))
     return "\n\n".join(tables)
 
 

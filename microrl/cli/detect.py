@@ -13,7 +13,7 @@ from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.evaluation.power import MOST, POWER, Study, power, questions_needed
 from microrl.plan import Device, Shape, make
-from microrl.plan.show import as_text, table
+from microrl.tables import as_text, table
 
 SAMPLES = (1, 4, 16)
 SEEDS = (1, 3, 5)

@@ -13,7 +13,7 @@ from microrl.cli.output import OK, USAGE, emit, say
 from microrl.commands.bench.synthetic import Shape
 from microrl.errors import Explained, UserError
 
-MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("problem", "bold red")}
+STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -49,6 +49,7 @@ def doctor(
     Exit status 2 if there is a problem; warnings do not count.
     """
     from rich.console import Console
+    from rich.text import Text
 
     given = {"--shape": shape, "--rank": rank, "--peer": peer, "--out": out if out != Path() else None}
     if not measure and (unused := [name for name, value in given.items() if value is not None]):
@@ -66,9 +67,8 @@ def doctor(
         for finding in examine(self_test=self_test):
             findings.append(finding)
             if not as_json:
-                text, style = MARKS[finding.status]
-                out_console.print(f"[{style}]{text:8}[/] {finding.about:18}", end="")
-                out_console.print(finding.says, markup=False)
+                begin = Text(f"{finding.status:8}", STYLES[finding.status])
+                out_console.print(begin, f"{finding.about:17}", finding.says, markup=False)
                 if finding.do:
                     out_console.print(f"{'':27} -> {finding.do}", markup=False)
     value: dict[str, Any] = {"findings": [dataclasses.asdict(finding) for finding in findings]}

@@ -23,10 +23,9 @@ def guide(
     from microrl.guide import pages, text
 
     if topic is None:
-        first_sentences = pages()
-        width = max(map(len, first_sentences))
-        for name, sentence in first_sentences.items():
-            print(f"{name:{width}}  {sentence}")
+        from microrl.tables import table_text
+
+        print(table_text(("", ""), list(pages().items())))
         say("to read a page: microrl guide TOPIC")
         return
     page = text(topic)

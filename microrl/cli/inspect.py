@@ -11,6 +11,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError
+from microrl.tables import table_text
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -97,7 +98,6 @@ def inspect(
 
 def _save(write: Callable[[Path], list[Path]], folder: Path) -> None:
     """Raises UserError where the folder cannot be written."""
-
     try:
         written = write(folder)
     except OSError as error:
@@ -108,7 +108,6 @@ def _save(write: Callable[[Path], list[Path]], folder: Path) -> None:
 
 
 def _kl_bound(ranks: list[int], seeds: int, clip: Clip) -> dict[str, Any]:
-
     try:
         import sklearn  # noqa: F401
     except ImportError:
@@ -133,10 +132,11 @@ def _kl_bound(ranks: list[int], seeds: int, clip: Clip) -> dict[str, Any]:
 
 
 def _show_kl_bound(study: dict[str, Any]) -> None:
-    print(f"{'rank':>5}  {'KL, nats':>22}  {'bound':>22}  holds for")
+    rows = []
     for row in study["ranks"]:
         kl, bound = (f"{row[name]['mean']:.3g} +- {row[name]['sd'] or 0.0:.2g}" for name in ("kl", "bound"))
-        print(f"{row['rank']:>5}  {kl:>22}  {bound:>22}  {row['holds']} of {study['seeds']} seeds")
+        rows.append((str(row["rank"]), kl, bound, f"{row['holds']} of {study['seeds']} seeds"))
+    print(table_text((">rank", ">KL, nats", ">bound", "holds for"), rows))
     say("the divergence grows with the rank" if study["grows"] else "the divergence does not grow with every rank")
 
 
@@ -145,10 +145,11 @@ def _show(measurements: dict[str, Any]) -> None:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in measurements["norms"]:
         kinds.setdefault(row["kind"], []).append(row)
-    print(f"{'projection':<14} {'matrices':>8}  {'||dW||':>10}  {'||dW||/||W||':>12}")
+    lines = []
     for kind, rows in kinds.items():
         norm, relative = (sum(row[name] for row in rows) / len(rows) for name in ("norm", "relative"))
-        print(f"{kind:<14} {len(rows):>8}  {norm:>10.4g}  {relative:>12.3g}")
+        lines.append((kind, str(len(rows)), f"{norm:.4g}", f"{relative:.3g}"))
+    print(table_text(("projection", ">matrices", ">||dW||", ">||dW||/||W||"), lines))
     for row in measurements["spectra"]:
         half = next((at for at, energy in zip(row["index"], row["energy"], strict=True) if energy >= 0.5), None)
         where = "no change" if half is None else f"50 % of the energy within {half + 1} of {row['index'][-1] + 1} singular values"

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError, nearest
+from microrl.tables import table_text
 from microrl.terminal import printable
 
 
@@ -36,9 +37,7 @@ def listing(context: typer.Context, as_json: options.Json = False) -> None:
     if as_json:
         emit(descriptions)
         return
-    width = max(map(len, descriptions))
-    for name, text in descriptions.items():
-        print(f"{name:{width}}  {text}")
+    print(table_text(("", ""), list(descriptions.items())))
 
 
 @group.command()
@@ -102,7 +101,6 @@ def data(as_json: options.Json = False) -> None:
     from dataclasses import asdict
 
     from microrl.config.catalogue import DATASETS
-    from microrl.plan.show import print_lines
 
     if as_json:
         emit({name: {**asdict(known), "page": known.page} for name, known in DATASETS.items()})
@@ -113,7 +111,7 @@ def data(as_json: options.Json = False) -> None:
         splits = " + ".join(known.splits) if "train" in known.splits else "benchmark"
         gated = "yes" if known.is_gated else ""
         lines.append((name, known.kind, rows, splits, known.licence or "not stated", gated, known.hub_id))
-    print_lines(("name", "kind", "rows", "splits", "licence", "gated", "hub id"), lines)
+    print(table_text(("name", "kind", "rows", "splits", "licence", "gated", "hub id"), lines))
 
 
 @group.command()
@@ -124,7 +122,6 @@ def models(as_json: options.Json = False) -> None:
     """
     from microrl.commands import published
     from microrl.config.known_models import MODELS
-    from microrl.plan.show import print_lines
     from microrl.plan.source import CONFIGS
 
     listed, lines = {}, []
@@ -138,6 +135,6 @@ def models(as_json: options.Json = False) -> None:
     if as_json:
         emit(listed)
         return
-    print_lines(("name", "licence", "context", "thinking", "gated", *published.SHOWN.values(), "hub id"), lines)
+    print(table_text(("name", "licence", "context", "thinking", "gated", *published.SHOWN.values(), "hub id"), lines))
     print()
     print("\n".join(published.protocols([line for model in listed.values() for line in model["published"]])))

@@ -12,8 +12,9 @@ from microrl.cli.output import emit, say
 from microrl.commands import published
 from microrl.config import RunConfig, known_models
 from microrl.plan import Device
-from microrl.plan.show import WIDE, as_text, caution, table
+from microrl.plan.show import caution
 from microrl.plan.starting_models import LIMIT, MIN_STEPS, PROMPTS, PROMPTS_TRIED, Start, Starts, first_that_fits, starts
+from microrl.tables import WIDE, as_text, table
 
 SORTED_BY = "aime24"
 

@@ -14,6 +14,7 @@ from microrl.cli.attempts import run_with_fallback
 from microrl.cli.output import FAILED, OK, emit, guarded, say
 from microrl.cli.train import go_on
 from microrl.errors import UserError
+from microrl.tables import table_text
 from microrl.terminal import counted, time_in_words
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
 
 
 def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json: bool) -> int:
-    from microrl.plan.show import print_lines, sft_alone
+    from microrl.plan.show import sft_alone
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
     from microrl.sweep.grid import rounds
 
@@ -203,7 +204,7 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
         ]
         for one in trial_forecasts
     ]
-    print_lines(["trial", "scale", "limit", "steps", "forecast", "$", "same as"], rows)
+    print(table_text(["trial", "scale", "limit", "steps", "forecast", "$", "same as"], rows))
     trial_count = counted(len(trial_forecasts), "trial")
     parts = rounds((one.values for one in trials), strategy)
     if parts > 1:
@@ -255,7 +256,6 @@ def _run_trials(folder: SweepFolder, *, on: str | None, cpus: int | None, as_jso
     Raises UserError where all were refused.
     """
     from microrl import clock
-    from microrl.plan.show import print_lines
     from microrl.rollout.preflight import starts_vllm
     from microrl.sweep import sweep as local
     from microrl.sweep.contrast import answer_of
@@ -287,7 +287,7 @@ def _run_trials(folder: SweepFolder, *, on: str | None, cpus: int | None, as_jso
         trials = [line.to_json() for line in trial_lines]
         emit({"sweep": str(folder.path), "trials": trials, "answer": None if answer is None else answer.to_json()})
     else:
-        print_lines(*_table(trial_lines))
+        print(table_text(*_table(trial_lines)))
         if answer is not None:
             say(answer.text)
         if answer is None or answer.pairs:

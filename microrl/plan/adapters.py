@@ -9,7 +9,7 @@ from rich.console import Group
 from microrl.config.adapters import KINDS, described
 from microrl.errors import UserError
 from microrl.plan.shapes import Shape
-from microrl.plan.show import as_text, table
+from microrl.tables import as_text, table
 from microrl.terminal import printable
 
 RANKS = (8, 64, 256)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.measure import measure_renderables
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -14,10 +13,9 @@ from microrl.config import RunConfig
 from microrl.plan.efficiency import CPU_SPREAD, SAMPLING_SPREAD, UPDATE_SPREAD
 from microrl.plan.plan import Plan
 from microrl.plan.workload import LENGTH_FRACTION
+from microrl.tables import WIDE, as_text, table
 from microrl.terminal import counted, printable
 
-PIPE_WIDTH, WIDE, WIDEST = 120, 200, 10_000
-"""Characters per line without a terminal, of a wide table, and where nothing is broken."""
 NAMES = (
     "useful/h: groups (the completions of one prompt) whose rewards differ, per hour of training steps; their share is assumed. "
     "merge, swap: s/step with each way of weight sync; a run that may take both measures them in its first steps."
@@ -279,48 +277,3 @@ def _short(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g}{unit}"
     return f"{count:.0f}"
-
-
-def as_text(content: RenderableType, pipe_width: int = PIPE_WIDTH) -> str:
-    """Rendered text: in colour on a terminal, plain and this many characters wide in a file or pipe."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = pipe_width
-    if isinstance(content, Table) and _least_width(content, console) > console.width:
-        for column in content.columns:  # cells that are not broken would be cut off
-            column.no_wrap = False
-    with console.capture() as captured:
-        console.print(content, markup=False)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
-
-
-def _least_width(table: Table, console: Console) -> int:
-    """Characters per line below which a cell is cut off or a word is broken."""
-    wide = console.options.update(max_width=WIDEST)
-    widths = [measure_renderables(console, wide, [column.header, *column.cells]) for column in table.columns]
-    cells = (width.maximum if column.no_wrap else width.minimum for width, column in zip(widths, table.columns, strict=True))
-    return sum(cells) + 2 * (len(widths) - 1)
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str | None = None) -> Table:
-    """A table with a caption under it; the columns whose names start with ">" are flush right, and those with "<" are not
-    broken into lines either."""
-    plain_table = Table(box=None, pad_edge=False, header_style="bold", caption=caption)
-    for name in head:
-        is_right = name.startswith(">")
-        is_whole = name.startswith((">", "<"))
-        plain_table.add_column(name.lstrip("<>"), justify="right" if is_right else "left", no_wrap=is_whole, overflow="fold")
-    for row in rows:
-        plain_table.add_row(*(Text(printable(cell)) for cell in row))
-    return plain_table
-
-
-def filled(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """The head and the cells of the columns in which something stands."""
-    shown = [number for number in range(len(head)) if any(row[number] for row in rows)]
-    return [head[number] for number in shown], [[row[number] for number in shown] for row in rows]
-
-
-def print_lines(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> None:
-    """Print a table of the columns in which something stands, and a caption under it."""
-    print(as_text(table(*filled(head, rows), caption), WIDE))

@@ -12,7 +12,7 @@ PACKAGE = Path(microrl.__file__).parent
 ROOT = PACKAGE.parent
 LAYERS = [
     {"errors", "types", "clock", "processes", "resident", "terminal", "limits", "answers", "plain", "pysource"},
-    {"config", "files"},
+    {"config", "files", "tables"},
     {"models", "algorithm", "diagnostics", "sandbox"},
     {"data", "rewards", "plan", "adapters"},
     {"rollout", "environments"},

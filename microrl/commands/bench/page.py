@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from microrl.config.resolve import leaves
-from microrl.plan.show import WIDE, as_text, table
+from microrl.tables import WIDE, as_text, table
 from microrl.terminal import printable
 
 _SIDES = {"microrl": "microrl", "peer": "TRL"}

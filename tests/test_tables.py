@@ -2,7 +2,7 @@
 
 import pytest
 
-from microrl.plan.show import as_text, table
+from microrl.tables import as_text, table
 
 
 @pytest.mark.parametrize("width", [18, 24, 40])
