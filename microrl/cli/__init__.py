@@ -79,6 +79,8 @@ def _command(name: str) -> Any:
     command.name = name
     for one in (command, *getattr(command, "commands", {}).values()):
         one.help = re.sub(r"(?<!\n)\n(?!\n)", " ", one.help or "")  # a paragraph, which typer would break where the file does
+        for flag in (option for option in one.params if getattr(option, "is_flag", False)):
+            flag.metavar = ""  # it takes no value
     command.epilog = getattr(module, "EXAMPLES", "").replace("\n", "\n\n") or None  # each example a paragraph
     return command
 

@@ -23,12 +23,9 @@ EXAMPLES = """
 
 
 def doctor(
-    self_test: Annotated[bool, typer.Option(metavar="", help="Run one training loop with a tiny model (30 s).")] = True,
+    self_test: Annotated[bool, typer.Option(help="Run one training loop with a tiny model (30 s).")] = True,
     measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure", metavar="", help="Also test and time this machine; `plan` and `train` then use the measured speeds."
-        ),
+        bool, typer.Option("--measure", help="Also test and time this machine; `plan` and `train` then use the measured speeds.")
     ] = False,
     shape: Annotated[
         Shape | None,

@@ -23,7 +23,15 @@ EXAMPLES = """
 
 
 @options.takes(
-    "samples", "temperature", "top_p", "problems", "seed", "question_seed", "engine", "env",
+    "data", "samples", "max_tokens", "temperature", "top_p", "problems", "hours", "seed", "question_seed", "engine", "env",
+    data=dict(
+        help="Evaluate on all of this data set or file.",
+        default="the held-out part of the run's data; without a run, of open-rs",
+    ),
+    max_tokens=dict(
+        type=str, help="Completion limit in tokens; comma-separated for an evaluation at each of several limits.", metavar="N[,M]"
+    ),
+    hours=dict(help="Time limit in hours, loading included; problems that do not fit are left out.", default="none"),
     seed=dict(key="evaluation.seed", help="Seed of sampling; the problems stay the same.", default="the run's evaluation.seed"),
     engine=dict(help="auto, vllm or transformers; need not be the training engine.", default="auto"),
     env=dict(default="the run's, else none"),
@@ -45,24 +53,9 @@ def evaluate(
     protocol: Annotated[
         str | None, typer.Option(help="The benchmarks and settings of a paper: micro, peft, ortho or kl.", show_default="none")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Evaluate on all of this data set or file.",
-            show_default="the held-out part of the run's data; without a run, of open-rs",
-        ),
-    ] = None,
     pass_k: Annotated[
         str | None,
         typer.Option(help="k of pass@k; comma-separated for several.", show_default="the run's evaluation.pass_k, else 8"),
-    ] = None,
-    max_tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N[,M]",
-            help="Completion limit in tokens; comma-separated for an evaluation at each of several limits.",
-            show_default="the run's limit, else 3584",
-        ),
     ] = None,
     base: Annotated[
         str | None,
@@ -71,10 +64,6 @@ def evaluate(
             help="Also evaluate this model, run or adapter folder on the same problems, and report the paired gain over it.",
             show_default="none",
         ),
-    ] = None,
-    hours: Annotated[
-        float | None,
-        typer.Option(help="Time limit in hours, loading included; problems that do not fit are left out.", show_default="none"),
     ] = None,
     flags: options.Flags,
     out: Annotated[
@@ -96,8 +85,7 @@ def evaluate(
     from microrl.cli.sweep_values import numbers
     from microrl.cli.target import find_weights, prepare_hub
 
-    if hours is not None and not hours > 0:
-        raise UserError(f"--hours must be above 0, got {hours:g}", "leave it out for no time limit")
+    until_s, data = options.until_s(flags), flags.pop("data.name")
     if data is not None and (bench or protocol):
         raise UserError("--data cannot be combined with --bench or --protocol", "evaluate on one of them at a time")
     resolved_target = find_weights(target)
@@ -109,6 +97,7 @@ def evaluate(
     engine = flags["engine.kind"] or "auto"
     flags |= {"engine.kind": engine, "engine.sync": "auto" if engine in ("auto", "vllm") else None}
     flags["evaluation.pass_k"] = tuple(numbers("--pass-k", pass_k, 1)) or None
+    limits = numbers("--max-tokens", flags.pop("evaluation.max_completion_tokens"), 1)
     benchmarks = resolve_benchmarks(
         resolved_target,
         bench=bench,
@@ -117,7 +106,7 @@ def evaluate(
         base=base_name,
         flags=flags,
         sets=sets or [],
-        limits=numbers("--max-tokens", max_tokens, 1),
+        limits=limits,
     )
     adapter = resolved_target.adapter_folder()
     other_adapter = None if against is None else against.adapter_folder()
@@ -142,7 +131,7 @@ def evaluate(
     if against is not None and base_name is not None:
         model = config.model.model_copy(update={"name": against.config.model.name})
         other = Weights(base_name, config.model_copy(update={"model": model, "adapter": against.config.adapter}), other_adapter)
-    deadline_s = None if hours is None else hours * 3600 - (clock.now_s() - clock.process_started_s())
+    deadline_s = None if until_s is None else until_s - clock.now_s()
     result = measure(weights, benchmarks, other, resolved_target.run, place, deadline_s)
     if as_json:
         for value in result["benchmarks"].values():

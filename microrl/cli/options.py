@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from microrl import clock
 from microrl.errors import UserError
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ Presets = Annotated[
     ),
 ]
 Run = Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")]
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the result as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Figures = Annotated[Path | None, typer.Option("--figures", help="Folder for the figures as PNG and SVG.", show_default="none")]
 Sets = Annotated[
     list[str] | None,
@@ -119,6 +120,9 @@ ASKED = {
         "evaluation.samples", int, "Completions per problem; must be at least the largest k of --pass-k.",
         "the run's evaluation.samples, else 8; more if --pass-k needs them; 1 with --temperature 0",
     ),
+    "max_tokens": Setting(
+        "evaluation.max_completion_tokens", int, "Completion limit in tokens.", "the run's limit, else 3584"
+    ),
     "temperature": Setting(
         "evaluation.temperature", float, "Sampling temperature; 0: greedy.", "the run's evaluation.temperature"
     ),
@@ -134,11 +138,12 @@ ASKED = {
 """Those of the commands that ask a model."""
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """The option of an entry of `SETTINGS` or `ASKED`."""
     return f"--{name.replace('_', '-')}"
 
 
-FLAGS = {setting.key: _flag(name) for name, setting in SETTINGS.items()}
+FLAGS = {setting.key: flag(name) for name, setting in SETTINGS.items()}
 """The flags of configuration keys."""
 Flags = dict[str, Any]
 """Configuration keys, and what was given for them; None for what was not given."""
@@ -176,7 +181,15 @@ def named(flags: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def takes(*names: str, **changed: dict[str, str]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def until_s(flags: Flags) -> float | None:
+    """The `clock.now_s` at which a command's own --hours, taken out of `flags`, are over; None: no limit. Raises UserError."""
+    hours = flags.pop("budget.hours")
+    if hours is not None and not hours > 0:
+        raise UserError(f"--hours must be above 0, got {hours:g}", "leave it out for no time limit")
+    return None if hours is None else clock.process_started_s() + hours * 3600
+
+
+def takes(*names: str, **changed: dict[str, Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Give a command the options of these `SETTINGS` and `ASKED` in the place of its parameter `flags`: what was given for them.
 
     `changed`: fields of some of them that differ in this command. Where an error has one of their keys in backticks, it gets the
@@ -195,7 +208,7 @@ def takes(*names: str, **changed: dict[str, str]) -> Callable[[Callable[..., T]]
                 flags |= {"reward.functions": tuple(reward), "reward.path": "."}
             if environments := flags.get("env.target"):
                 flags |= {"env.target": tuple(environments), "env.path": "."}
-            with named({settings[name].key: _flag(name) for name in used}):
+            with named({settings[name].key: flag(name) for name in used}):
                 return command(flags=flags, **given)
 
         def parameters(one: Parameter) -> Iterator[Parameter]:

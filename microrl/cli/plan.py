@@ -43,7 +43,6 @@ def plan(
         bool,
         typer.Option(
             "--starts",
-            metavar="",
             help="Instead of a plan, compare known models to start from: published accuracy, and steps that fit into the budget.",
         ),
     ] = False,
@@ -59,8 +58,7 @@ def plan(
         typer.Option(help="With --detect: accuracy before training, between 0 and 1.", show_default="0.5, the hardest case"),
     ] = None,
     fetch: Annotated[
-        bool,
-        typer.Option("--fetch", metavar="", help="Also download model, tokenizer and data now, before they cost a run's time."),
+        bool, typer.Option("--fetch", help="Also download model, tokenizer and data now, before they cost a run's time.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:

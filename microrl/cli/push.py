@@ -26,8 +26,7 @@ def push(
     dtype: Dtype = None,
     model: Base = None,
     private: Annotated[
-        bool,
-        typer.Option("--private", metavar="", help="Create a private repository; refused if it exists and is public."),
+        bool, typer.Option("--private", help="Create a private repository; refused if it exists and is public.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -89,7 +89,7 @@ def sweep(
     ] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="With --on ray: CPU cores per trial, instead of one GPU.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", metavar="", help="Print the trials with a forecast of time and cost; do not train.")
+        bool, typer.Option("--dry-run", help="Print the trials with a forecast of time and cost; do not train.")
     ] = False,
     as_json: options.Json = False,
 ) -> int:

@@ -26,17 +26,19 @@ GENERATED = "arithmetic"
 
 
 @options.takes(
-    "data", "samples", "problems", "temperature", "engine",
+    "data", "samples", "max_tokens", "problems", "temperature", "hours", "engine",
     data=dict(
         help="Data whose training questions the teacher answers, as for `microrl train`; held-out questions are left out.",
         default="the run's data; for a model, open-rs; for quickstart, its generated sums",
     ),
     samples=dict(help="Completions per question.", default="4"),
+    max_tokens=dict(key="sampling.max_completion_tokens"),
     problems=dict(help="Maximum number of questions.", default="all"),
     temperature=dict(
         help="Sampling temperature; 0: greedy. Scores are always at the training temperature, sampling.temperature.",
         default="the training temperature",
     ),
+    hours=dict(help="Time limit in hours, loading included; checked after every 512 completions.", default="none"),
     engine=dict(help="auto, vllm or transformers; the training run may use another one.", default="auto"),
 )  # fmt: skip
 def teach(
@@ -49,9 +51,7 @@ def teach(
             show_default="with --resume: the folder's",
         ),
     ] = None,
-    only_right: Annotated[
-        bool, typer.Option("--only-right", metavar="", help="Keep only completions with an accuracy of 1.")
-    ] = False,
+    only_right: Annotated[bool, typer.Option("--only-right", help="Keep only completions with an accuracy of 1.")] = False,
     top_k: Annotated[
         int | None,
         typer.Option(
@@ -60,13 +60,6 @@ def teach(
             "that of the sampled token.",
             show_default="16",
         ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Completion limit in tokens.", show_default="the run's limit, else 3584")
-    ] = None,
-    hours: Annotated[
-        float | None,
-        typer.Option(help="Time limit in hours, loading included; checked after every 512 completions.", show_default="none"),
     ] = None,
     flags: options.Flags,
     out: Annotated[
@@ -88,14 +81,13 @@ def teach(
     from microrl.config.paths import TEACH
     from microrl.data import taught
 
-    if hours is not None and not hours > 0:
-        raise UserError(f"--hours must be above 0, got {hours:g}", "leave it out for no time limit")
-    until_s = None if hours is None else clock.process_started_s() + hours * 3600
+    until_s = options.until_s(flags)
     if resume is not None:
-        names = options.FLAGS | {setting.key: f"--{name}" for name, setting in options.ASKED.items()}
+        names = options.FLAGS | {setting.key: options.flag(name) for name, setting in options.ASKED.items()}
         given = {
-            "--teacher": teacher, **{names[key]: value for key, value in flags.items()}, "--top-k": top_k,
-            "--max-tokens": max_tokens, "--out": out, "--set": sets, "--only-right": only_right or None,
+            "--teacher": teacher, "--max-tokens": flags.pop("sampling.max_completion_tokens"),
+            **{names[key]: value for key, value in flags.items()}, "--top-k": top_k, "--out": out, "--set": sets,
+            "--only-right": only_right or None,
         }  # fmt: skip
         if named := [name for name, value in given.items() if value is not None]:
             raise UserError(
@@ -119,7 +111,7 @@ def teach(
         name, top_k = teacher, 16 if top_k is None else top_k
         defaults = {"evaluation.samples": 4, "evaluation.problems": ALL, "engine.kind": "auto"}
         flags = {key: defaults.get(key) if value is None else value for key, value in flags.items()}
-        config, adapter, is_rl = _asked(teacher, sets or [], flags | {"sampling.max_completion_tokens": max_tokens})
+        config, adapter, is_rl = _asked(teacher, sets or [], flags)
         if not config.evaluation.problems:
             raise UserError("--problems 0 leaves no question for the teacher", "raise it, or leave it out for all questions")
         folder = out or options.run_folder(f"teach-{options.run_name(None, teacher)}")

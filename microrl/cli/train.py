@@ -58,7 +58,7 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", metavar="", help="Print the configuration, three prompts and a forecast; do not train.")
+        bool, typer.Option("--dry-run", help="Print the configuration, three prompts and a forecast; do not train.")
     ] = False,
     sets: options.Sets = None,
 ) -> int:
