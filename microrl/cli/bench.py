@@ -234,7 +234,7 @@ def rollout(
     The ratio is microrl's tokens per second divided by vLLM's own; with --turns, the time of episodes divided by that of single
     turns.
     """
-    from microrl.cli.sweep_values import values
+    from microrl.cli.value_lists import values
     from microrl.commands.bench.page import EPISODES, ROLLOUT
     from microrl.rollout.preflight import require_vllm
 
@@ -304,7 +304,7 @@ def sync(
 
     Needs vLLM. The check that vLLM samples from the new weights is not timed. The model has random weights.
     """
-    from microrl.cli.sweep_values import values
+    from microrl.cli.value_lists import values
     from microrl.commands.bench.page import SYNC
     from microrl.config.adapters import KINDS
     from microrl.rollout.preflight import require_vllm

@@ -10,6 +10,7 @@ from typing import Any
 from microrl.cli import options
 from microrl.cli.output import say
 from microrl.cli.target import ResolvedTarget
+from microrl.cli.value_lists import values
 from microrl.config import RunConfig, catalogue, known_models, protocols
 from microrl.config.catalogue import KnownDataset
 from microrl.config.paths import is_data_file
@@ -38,9 +39,7 @@ def resolve_benchmarks(
     each benchmark is evaluated at each, as an evaluation of its own whose name ends with the limit. Raises UserError.
     """
     flags = {key: value for key, value in flags.items() if value is not None}
-    names = None if bench is None else [name.strip() for name in bench.split(",") if name.strip()]
-    if names == []:
-        raise UserError("--bench is empty", "for example: --bench math500,aime24")
+    names = values("--bench", bench) or None
     paper = None if protocol is None else protocols.find(protocol)
     if paper is not None:
         if paper.assumed:

@@ -82,8 +82,8 @@ def evaluate(
     """Measure accuracy and unbiased pass@k with 95 % confidence intervals."""
     from microrl.cli import early, machine
     from microrl.cli.benchmarks import label, resolve_benchmarks
-    from microrl.cli.sweep_values import numbers
     from microrl.cli.target import find_weights, prepare_hub
+    from microrl.cli.value_lists import numbers
 
     until_s, data = options.until_s(flags), flags.pop("data.name")
     if data is not None and (bench or protocol):

@@ -47,7 +47,7 @@ def inspect(
     as_json: options.Json = False,
 ) -> None:
     """Measure an update against the weights it changes: its spectrum, its norm by layer and its initialization."""
-    from microrl.cli.sweep_values import numbers, values
+    from microrl.cli.value_lists import numbers, values
     from microrl.report.figures import save
     from microrl.report.inspected import kl_bound, save_all
 

@@ -96,7 +96,7 @@ def sweep(
     """Train every combination of settings and seeds, within one time limit. Each trial is a run folder of its own."""
     from microrl import files
     from microrl.cli import early, machine
-    from microrl.cli.sweep_values import numbers, values, varied
+    from microrl.cli.value_lists import numbers, values, varied
     from microrl.sweep.folder import SweepFolder
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
     from microrl.sweep.grid import Grid, Study

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from microrl.cli import sweep_values
+from microrl.cli import value_lists
 from microrl.sweep import table
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.grid import Grid
@@ -26,7 +26,7 @@ from microrl.sweep.grid import Grid
     ],
 )
 def test_commas_in_quotes_and_brackets_belong_to_a_value(text, found):
-    assert sweep_values.varied([f"data.name={text}"])["data.name"] == found
+    assert value_lists.varied([f"data.name={text}"])["data.name"] == found
 
 
 @pytest.mark.parametrize(
@@ -35,19 +35,19 @@ def test_commas_in_quotes_and_brackets_belong_to_a_value(text, found):
 def test_a_long_list_is_read_at_once(text, count):
     """50 s of processor time, and more, where each value looks at all that follow."""
     began = time.process_time()
-    assert len(sweep_values.values("--vary seed", text)) == count
+    assert len(value_lists.values("--vary seed", text)) == count
     assert time.process_time() - began < 5
 
 
 def test_a_value_in_quotes_is_a_string_and_one_in_brackets_is_a_list():
-    values = sweep_values.varied(['data.system="none","[1]",null,"é 😀, 1e3"', "evaluation.pass_k=[1,8],[8]"])
+    values = value_lists.varied(['data.system="none","[1]",null,"é 😀, 1e3"', "evaluation.pass_k=[1,8],[8]"])
     trials = Grid(["quickstart"], {}, [], values).trials()
     assert [trial.config.data.system for trial in trials[::2]] == ["none", "[1]", None, "é 😀, 1e3"]
     assert [trial.config.evaluation.pass_k for trial in trials[:2]] == [(1, 8), (8,)]
 
 
 def test_a_value_with_commas_is_named_in_the_plan_and_in_tables(tmp_path):
-    values = sweep_values.varied(['data.name="reasoning-gym:gcd,lcm",arithmetic', "evaluation.pass_k=[1,8],[8]"])
+    values = value_lists.varied(['data.name="reasoning-gym:gcd,lcm",arithmetic', "evaluation.pass_k=[1,8],[8]"])
     made = SweepFolder.create(tmp_path / "sweep", "equal", None, Grid(["quickstart"], {}, [], values).trials())
     again = SweepFolder.open(tmp_path / "sweep")
     assert again.plan == made.plan and again.plan.trials[0].values["data.name"] == "reasoning-gym:gcd,lcm"
