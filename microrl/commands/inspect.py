@@ -19,7 +19,7 @@ from microrl.report.completions import spread
 from microrl.run import checkpoint
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.run.follow import Lines
+from microrl.run.follow import JsonlReader
 from microrl.train.setup import load_model
 from microrl.types import AdapterSnapshot
 
@@ -135,7 +135,7 @@ def _start(run: RunFolder) -> dict[str, Any]:
     """What the start was and took: ||B0 A0||_F averaged over the targets (ortho, table 4), seconds and memory (table 7)."""
     adapter = (run.read_if_there("environment.json", dict[str, Any]) or {}).get("adapter")
     start: dict[str, Any] = {"norm": adapter.get("start_norm") if isinstance(adapter, dict) else None}
-    for event in Lines(run.path / "events.jsonl").new():
+    for event in JsonlReader(run.path / "events.jsonl").new():
         if event.get("kind") == "adapter start":
             start |= {name: event.get(name) for name in ("seconds", "peak_gb", "cached")}
     return start

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from microrl.report.completions import answered, shown_text
-from microrl.report.history import Event, Finding, History, finite, steps_said
+from microrl.report.history import Event, History, RunFinding, finite, steps_said
 from microrl.report.updates import (
     FEW_UPDATES,
     MOSTLY,
@@ -71,7 +71,7 @@ ENDINGS = ("failed", "interrupted", "sync check failed")
 """Events that end the process of a run, which may be resumed."""
 
 
-def findings(history: History, *, is_clear: bool = False) -> list[Finding]:
+def findings(history: History, *, is_clear: bool = False) -> list[RunFinding]:
     """All that went wrong, the serious first; what could not be read of the folder comes last. Empty: nothing did.
 
     `is_clear`: whether the run's gain differs from zero, whatever was too little for it.
@@ -82,10 +82,10 @@ def findings(history: History, *, is_clear: bool = False) -> list[Finding]:
     if is_explained or any(event.details.get("rule") == "useful_groups" for event in history.events):
         events = [one for one in events if one.kind != "update skipped"]
     by_severity = sorted(seen + events, key=lambda one: not one.is_serious)
-    return by_severity + [Finding("damaged", shown_text(note)) for note in dict.fromkeys(history.notes)]
+    return by_severity + [RunFinding("damaged", shown_text(note)) for note in dict.fromkeys(history.notes)]
 
 
-def _of_events(history: History, *, is_clear: bool) -> Iterator[Finding]:
+def _of_events(history: History, *, is_clear: bool) -> Iterator[RunFinding]:
     """Events of one kind whose messages differ in numbers alone are one finding, with the first of the messages."""
     is_told = any(True for _ in no_update(history))  # by the numbers: the guard's words say no more
     resumed = max((number for number, event in enumerate(history.events) if event.kind == "resumed"), default=-1)
@@ -104,7 +104,7 @@ def _of_events(history: History, *, is_clear: bool) -> Iterator[Finding]:
         is_serious = kind in SERIOUS and not is_past and not (kind == "guard" and first.details.get("action") == "warn")
         is_serious |= kind == "evaluation cut" and not is_clear
         advice = "" if is_past else shown_text(_advice(history, first))
-        yield Finding(
+        yield RunFinding(
             kind, shown_text(message), advice, is_serious, len(events), "" if kind == "evaluation cut" else steps_said(steps)
         )
 
@@ -130,7 +130,7 @@ def _advice(history: History, event: Event) -> str:
     return f"{advice}, then {said}" if advice else said
 
 
-def _of_numbers(history: History, *, is_clear: bool) -> Iterator[Finding]:
+def _of_numbers(history: History, *, is_clear: bool) -> Iterator[RunFinding]:
     yield from _killed(history)
     yield from no_update(history)
     if history.is_running and len(history.rows) < FEW_UPDATES:
@@ -144,7 +144,7 @@ def _of_numbers(history: History, *, is_clear: bool) -> Iterator[Finding]:
         yield from _form_or_length(history)
 
 
-def _killed(history: History) -> Iterator[Finding]:
+def _killed(history: History) -> Iterator[RunFinding]:
     """A run without a summary has neither ended nor failed; events of an earlier process do not explain its end."""
     if history.has_ended or history.is_running:
         return
@@ -155,7 +155,7 @@ def _killed(history: History) -> Iterator[Finding]:
     if beat.silent_s:
         last += f", when there had been no progress for {clock(beat.silent_s)} at `{beat.doing}`"
     lost = "find out why (the kernel's log, dmesg, tells if memory ran out)"
-    yield Finding(
+    yield RunFinding(
         "killed",
         f"the run's process ended {done}, without an error: it was killed, or the machine went down{last}",
         f"{lost}, then resume the run{history.resumes_from()}: microrl train --resume {history.path}",
@@ -163,7 +163,7 @@ def _killed(history: History) -> Iterator[Finding]:
     )
 
 
-def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
+def _answers(history: History, *, is_clear: bool) -> Iterator[RunFinding]:
     """What the completions' rewards show, where there were updates nevertheless."""
     causes = Counter(cause_of(history, row) for row in history.rows)
     if not history.rows or not causes[None]:
@@ -176,30 +176,30 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
         share = f"{accuracy:.1%} of the answers were" if accuracy else "not one answer was"
         said = f"{share} right in {counted(len(history.rows), 'step')}"
         said += "" if accuracy else ": the updates came from other parts of the reward"
-        yield Finding("few right answers", said + answered(history), advice_on("wrong", history), is_serious=True)
+        yield RunFinding("few right answers", said + answered(history), advice_on("wrong", history), is_serious=True)
     at_first = [row.get("reward/accuracy") or 0.0 for row in history.rows[:FIRST_STEPS]]
     start = math.fsum(at_first) / len(at_first)
     if counts_accuracy and start > MOST_RIGHT and not is_clear:
         said = f"{start:.0%} of the answers were right from the start, so little was left to learn"
-        yield Finding("too easy", said, advice_on("right", history), is_serious=True)
+        yield RunFinding("too easy", said, advice_on("right", history), is_serious=True)
     truncated = history.mean("length/truncated")
     if truncated is not None and truncated > MUCH_TRUNCATED:
         said = f"on average {truncated:.0%} of the completions were cut at the length limit"
-        yield Finding("truncated", said, advice_on("truncated", history), is_serious=True)
+        yield RunFinding("truncated", said, advice_on("truncated", history), is_serious=True)
     failed = history.failed_calls()
     if failed is not None and failed > OFTEN_FAILED:
         said = f"{failed:.0%} of the tool calls failed"
         advice = "read the tool results (microrl report); for wrong arguments, improve the docstrings; for slow tools, raise "
-        yield Finding("tools fail", said, f"{advice}env.deadline_s", is_serious=not is_clear)
+        yield RunFinding("tools fail", said, f"{advice}env.deadline_s", is_serious=not is_clear)
     useful = history.mean("groups/useful")
     if useful is not None and useful < FEW_USEFUL and accuracy and not (has_teacher or few_right) and start <= MOST_RIGHT:
         cause: idle.Cause = "right" if accuracy >= MOSTLY else "wrong"
         differ = f"on average {useful:.0%} of the groups have differing rewards, and only these give a gradient"
         advice = advice_on(cause, history)
-        yield Finding("few useful groups", f"{differ}; {accuracy:.0%} of the answers are right", advice, not is_clear)
+        yield RunFinding("few useful groups", f"{differ}; {accuracy:.0%} of the answers are right", advice, not is_clear)
 
 
-def _slow_rewards(history: History) -> Iterator[Finding]:
+def _slow_rewards(history: History) -> Iterator[RunFinding]:
     """That a step waits for its rewards most of the time."""
     waited_s, step_s = history.mean("time/verify"), history.mean("time/step")
     if waited_s is None or not step_s or waited_s <= MOSTLY_WAITING * step_s:
@@ -210,10 +210,10 @@ def _slow_rewards(history: History) -> Iterator[Finding]:
     deadline_s = history.setting("reward.deadline_s")
     ends = f"lower reward.deadline_s (now {deadline_s} s): slower checks are cut off, and their answers count as wrong"
     makes = f"make {names} faster" if names else ends
-    yield Finding("slow rewards", said, makes)
+    yield RunFinding("slow rewards", said, makes)
 
 
-def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
+def _cut(history: History, *, is_clear: bool) -> Iterator[RunFinding]:
     """What there was too little of."""
     setting, ended, made = history.setting, history.summary, history.sft_steps
     more = "give the run more time: --hours"
@@ -221,13 +221,13 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
     if ended is not None and ended.sft is not None and isinstance(wanted, int) and made < wanted:
         minutes = setting("sft.minutes")
         advice = more if minutes is None else f"raise sft.minutes (now {minutes:g})"
-        yield Finding("SFT cut", f"only {made} of {wanted} SFT steps were made before their time was up", advice, not is_clear)
+        yield RunFinding("SFT cut", f"only {made} of {wanted} SFT steps were made before their time was up", advice, not is_clear)
     only_sft = bool(setting("sft.only"))
     bound = wanted if only_sft else setting("budget.steps")
     is_done = ended is not None and ended.status == "done"
     is_cut = ended is not None and is_done and not only_sft and isinstance(bound, int) and ended.steps < bound
     if ended is not None and is_cut:
-        yield Finding("steps cut", f"only {ended.steps} of {bound} steps were made before the time was up", more, not is_clear)
+        yield RunFinding("steps cut", f"only {ended.steps} of {bound} steps were made before the time was up", more, not is_clear)
     count = updates(history)
     by_rl = count if only_sft else count - made
     if 0 < by_rl < FEW_UPDATES and (history.rows or only_sft):
@@ -237,7 +237,9 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
             few = "more updates may gain more" if is_clear else f"at least {FEW_UPDATES} are needed to expect an effect"
         else:
             few = "the gain may be SFT's alone" if is_clear else "too few by reinforcement learning for it to have an effect"
-        yield Finding("few updates", f"{only}{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear)
+        yield RunFinding(
+            "few updates", f"{only}{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear
+        )
     hours = ended.hours_budget if ended is not None else None
     if ended is not None and is_done and bound is None and hours and ended.hours_spent < (1 - UNUSED) * hours:
         left, steps_s = hours - ended.hours_spent, history.series("time/step")[1]
@@ -248,10 +250,10 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
             step += " plus the time kept for the final evaluation"
             smaller += "make the final evaluation shorter (evaluation.problems, evaluation.samples), "
         said = f"{time_in_words(left)} of {time_in_words(hours)} were left: too short for {step}"
-        yield Finding("budget unused", said, f"{smaller}or raise --hours")
+        yield RunFinding("budget unused", said, f"{smaller}or raise --hours")
 
 
-def _form_or_length(history: History) -> Iterator[Finding]:
+def _form_or_length(history: History) -> Iterator[RunFinding]:
     """That a gain is mostly of answers that were right but not in the asked form, or that ran out of tokens."""
     if (parts := history.gain_parts) is None or parts.gain.ci95[0] <= 0:
         return
@@ -272,7 +274,7 @@ def _form_or_length(history: History) -> Iterator[Finding]:
         base = history.setting("model.name")
         tokens = f"--max-tokens {limit},{4 * limit}"
         advice.append(f"see what is left of the gain with more tokens: microrl eval {history.path} --base {base} {tokens}")
-    yield Finding("mostly form or length", said, shown_text("; ".join(advice)))
+    yield RunFinding("mostly form or length", said, shown_text("; ".join(advice)))
 
 
 def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:

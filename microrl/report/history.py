@@ -23,11 +23,10 @@ from microrl.evaluation.gain_parts import GainParts
 from microrl.files import BadFile, Count
 from microrl.run import follow, rollouts, versioned
 from microrl.run.folder import RunFolder
+from microrl.run.metrics import MetricsRow
 from microrl.run.summary import NAME, Evaluations, Summary, Written, read_if_there
 from microrl.terminal import counted
 
-Row = dict[str, float | None]
-"""A line of `metrics.jsonl`: numbers by name."""
 MAX_BYTES = 2**30
 """Of `metrics.jsonl`; what is behind it is left out."""
 
@@ -46,7 +45,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RunFinding:
     """Something that went wrong in a run, or, where it is not serious, that is worth knowing. `message`: what happened, with
     numbers; `advice`: which flag or key to change, empty where there is nothing to change; `count`: how often; `steps`: in which
     steps, as words."""
@@ -100,7 +99,7 @@ class History:
     name: str
     """Of the folder; of runs that are shown together, as much of its path as tells them apart."""
     config: Mapping[str, Any]
-    rows: list[Row]
+    rows: list[MetricsRow]
     events: list[Event]
     summary: Summary | None
     """None where there is none, or it is damaged, of which a note speaks."""
@@ -144,7 +143,11 @@ class History:
             path=path,
             name=path.absolute().name,
             config=tree("config.json"),
-            rows=[row for row in _lines(path / "metrics.jsonl", notes) if isinstance(row.get("step"), int)],
+            rows=[
+                {name: finite(value) for name, value in row.items()}
+                for row in _lines(path / "metrics.jsonl", notes)
+                if isinstance(row.get("step"), int)
+            ],
             events=[_event(line) for line in _lines(path / "events.jsonl", notes)],
             summary=summary,
             environment=tree("environment.json"),
@@ -156,9 +159,6 @@ class History:
         history.gain_parts = GainParts.read(history.evaluations.get("held-out-after", {}).get(PARTS_KEY))
         if written is not None and _is_changed(path / "metrics.jsonl", written):
             notes.append(CHANGED)
-        for row in history.rows:
-            for name, value in row.items():
-                row[name] = finite(value)
         if not (path / rollouts.FOLDER).is_dir() and history.rows:
             notes.append("there are no rollouts: completions cannot be shown")
         return history
@@ -286,7 +286,7 @@ def finite(value: Any) -> float | None:
 def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """The objects of a file of lines; a note where a line is none. Of a last line without an end nothing is said: it is being
     written, or its writer was killed."""
-    lines = follow.Lines(path)
+    lines = follow.JsonlReader(path)
     objects = lines.new(MAX_BYTES)
     if lines.error:
         notes.append(lines.error)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MANY = 12
 """Lines of a figure that get a legend, at most."""
-Lines = Sequence[tuple[str, Sequence[Any], Sequence[float]]]
+Curves = Sequence[tuple[str, Sequence[Any], Sequence[float]]]
 """Name, places (numbers, or names of categories) and values of each line."""
 
 
@@ -61,7 +61,7 @@ def kl_bound(inspection: Mapping[str, Any], **size: float) -> Figure:
     return figure
 
 
-def _figures(inspection: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, bool, Lines]]:
+def _figures(inspection: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, bool, Curves]]:
     """(key, title, name of the horizontal axis, of the vertical one, whether that is logarithmic, lines)."""
     spectra, index = _rows(inspection, "spectra"), "singular value index"
     yield "spectrum", "Strength of the update in the weight's basis", index, "c = |u' dW v|", True, _curves(spectra, "c")
@@ -96,7 +96,7 @@ def _figures(inspection: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str
 _NEAR = (("top r", "top"), ("bottom r", "bottom"), ("by chance", "by_chance"))
 
 
-def _figure(title: str, across: str, unit: str, lines: Lines, *, log: bool, **size: float) -> Figure:
+def _figure(title: str, across: str, unit: str, lines: Curves, *, log: bool, **size: float) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = framed(title, across, unit, **size)
@@ -117,7 +117,7 @@ def _figure(title: str, across: str, unit: str, lines: Lines, *, log: bool, **si
     return figure
 
 
-def _curves(rows: Sequence[Mapping[str, Any]], key: str) -> Lines:
+def _curves(rows: Sequence[Mapping[str, Any]], key: str) -> Curves:
     """A line for each weight: `key` against the number of its singular value, from 1."""
     curves = []
     for row in rows:
@@ -127,7 +127,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], key: str) -> Lines:
     return curves
 
 
-def _by_kind(rows: Sequence[Mapping[str, Any]]) -> Lines:
+def _by_kind(rows: Sequence[Mapping[str, Any]]) -> Curves:
     """A line for each kind of projection: the relative norm against the layer."""
     kinds: dict[str, list[tuple[float, float]]] = {}
     for row in rows:

@@ -12,7 +12,7 @@ from microrl.config.resolve import leaves
 from microrl.evaluation.answer import Answer, Method, answer
 from microrl.evaluation.result import Result
 from microrl.report.completions import shown_text
-from microrl.report.history import Finding, History
+from microrl.report.history import History, RunFinding
 from microrl.report.updates import FEW_UPDATES, updates
 from microrl.report.verdict import Verdict, judge
 from microrl.terminal import alike, counted
@@ -31,7 +31,7 @@ def learned_nothing(history: History) -> bool:
 def told_of(histories: Sequence[History], noun: str) -> list[str]:
     """Sentences such as `In 2 of 4 trials, no update: ...`, the most frequent first. `noun`: what a run is called."""
     of_runs = f"of {counted(len(histories), noun)}"
-    by_kind: dict[str, list[Finding]] = {}
+    by_kind: dict[str, list[RunFinding]] = {}
     for history in histories:
         seen = {one.kind: one for one in reversed(judge(history).findings)}
         for kind, one in seen.items():
@@ -47,7 +47,7 @@ def told_of(histories: Sequence[History], noun: str) -> list[str]:
     )
 
 
-def _typical(findings: Sequence[Finding]) -> Finding:
+def _typical(findings: Sequence[RunFinding]) -> RunFinding:
     """A finding of one kind in words: the most frequent of its messages, numbers apart."""
     ways = Counter(alike(one.message) for one in findings)
     way, count = ways.most_common(1)[0]

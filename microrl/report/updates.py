@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from microrl.config.schema import OptimConfig
 from microrl.report.completions import answered
-from microrl.report.history import Finding, History, steps_said
+from microrl.report.history import History, RunFinding, steps_said
 from microrl.run import idle
+from microrl.run.metrics import MetricsRow
 from microrl.terminal import counted
 
 FEW_UPDATES = 20
@@ -41,7 +42,7 @@ def updates_said(history: History, count: int) -> str:
     return f"{counted(count, 'update')}{' not undone by the guard' if history.undone() else ''}{of_sft}"
 
 
-def cause_of(history: History, row: idle.Row) -> idle.Cause | None:
+def cause_of(history: History, row: MetricsRow) -> idle.Cause | None:
     """Why this step changed no weight; None: it did."""
     counts_accuracy = bool(history.setting("reward.accuracy_weight", 1.0))
     return idle.without_effect(row) or idle.cause_of(row, counts_accuracy=counts_accuracy)
@@ -54,7 +55,7 @@ def advise(rule: str, setting: idle.Setting, *, has_collapsed: bool = False) -> 
     return advice.format(rate=idle.rate_of(setting), limit=limit, step_kl=step_kl)
 
 
-def advice_on(cause: idle.Cause, history: History, row: idle.Row | None = None) -> str:
+def advice_on(cause: idle.Cause, history: History, row: MetricsRow | None = None) -> str:
     """What to change about a cause, which in a policy that has collapsed is the rate alone."""
     is_noticed = any(event.kind == "guard" and event.details.get("collapsed") is True for event in history.events)
     if cause in idle.COLLAPSED and (is_noticed or idle.has_collapsed(history.rows)):
@@ -62,7 +63,7 @@ def advice_on(cause: idle.Cause, history: History, row: idle.Row | None = None) 
     return idle.advice(cause, history.setting, row or {}, history.path)
 
 
-def hardly_moved(history: History) -> Iterator[Finding]:
+def hardly_moved(history: History) -> Iterator[RunFinding]:
     """That all updates together moved the policy by less than one of the default size does, had they all gone the same way: the
     KL grows with the square of the distance, and of the rate. Nothing is said of a run that ended while its rate was warming up,
     nor of one whose rate is steered to larger steps, of which the guard's rule `rate` speaks."""
@@ -78,10 +79,10 @@ def hardly_moved(history: History) -> Iterator[Finding]:
     )
     advice = f"start a new run with a higher {idle.rate_of(history.setting)}"
     steering = "" if steered is not None else f", or with --step-kl {usual:g}, which adapts the learning rate"
-    yield Finding("hardly moved", f"{said}, while about {usual:g} is usual", advice + steering, is_serious=True)
+    yield RunFinding("hardly moved", f"{said}, while about {usual:g} is usual", advice + steering, is_serious=True)
 
 
-def no_update(history: History) -> Iterator[Finding]:
+def no_update(history: History) -> Iterator[RunFinding]:
     """That most steps, or the last ones, changed no weight."""
     causes = [cause_of(history, row) for row in history.rows]
     without = [(row, cause) for row, cause in zip(history.rows, causes, strict=True) if cause is not None]
@@ -97,4 +98,4 @@ def no_update(history: History) -> Iterator[Finding]:
         why += answered(history)
     steps = steps_said([int(row["step"] or 0) for row, _ in without])
     advice = advice_on(cause, history, row)
-    yield Finding("no update", f"the weights were not changed {share}: {why}", advice, is_serious=True, steps=steps)
+    yield RunFinding("no update", f"the weights were not changed {share}: {why}", advice, is_serious=True, steps=steps)

@@ -12,7 +12,7 @@ from microrl.errors import UserError
 from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
 from microrl.report.findings import ENDINGS, findings
-from microrl.report.history import Finding, History
+from microrl.report.history import History, RunFinding
 from microrl.report.updates import FEW_UPDATES, updates, updates_said
 from microrl.run.folder import control_of
 from microrl.run.summary import NAME, read_if_there
@@ -55,7 +55,7 @@ class Verdict:
 
     outcome: Outcome
     sentences: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[RunFinding, ...]
     gain: Gain | None
     """None: not measured, both before and after."""
     updates: int
@@ -133,7 +133,7 @@ def control_said(history: History) -> list[str]:
     return [f"Its control run with shuffled rewards ({shown_text(path.name)}{how}) changed accuracy by {gain.text('+.3f')}."]
 
 
-def _outcome(history: History, all_findings: tuple[Finding, ...], count: int, gain: Gain | None) -> Outcome:
+def _outcome(history: History, all_findings: tuple[RunFinding, ...], count: int, gain: Gain | None) -> Outcome:
     if history.is_running:
         return "running"
     if not count:
@@ -158,7 +158,7 @@ def _missing(history: History) -> str:
 
 
 def _sentences(
-    history: History, outcome: Outcome, gain: Gain | None, all_findings: tuple[Finding, ...], little: str
+    history: History, outcome: Outcome, gain: Gain | None, all_findings: tuple[RunFinding, ...], little: str
 ) -> list[str]:
     measured = [] if gain is None else [f"{gain}, from one training run."]
     few = f"; it had {little}" if any(one.kind == "few updates" for one in all_findings) else ""
@@ -175,7 +175,7 @@ def _sentences(
     return [*measured, said[outcome]]
 
 
-def _failure(history: History, all_findings: tuple[Finding, ...]) -> list[str]:
+def _failure(history: History, all_findings: tuple[RunFinding, ...]) -> list[str]:
     """First of all that a run has not come to its end, if it has not."""
     failed = [one for one in all_findings if one.kind in ("killed", *ENDINGS) and one.is_serious]
     if history.is_running or not failed or history.status() in ("done", "stopped"):
@@ -203,5 +203,5 @@ def _undone(history: History, count: int) -> list[str]:
     return [f"The guard has undone {len(undone)} of the {made} steps: the weights are {rest}."]
 
 
-def _was_cut(all_findings: tuple[Finding, ...]) -> bool:
+def _was_cut(all_findings: tuple[RunFinding, ...]) -> bool:
     return any(one.kind == "evaluation cut" for one in all_findings)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from microrl.clock import now_s
-from microrl.rewards.answer_checker import AnswerChecker, Verdict
+from microrl.rewards.answer_checker import AnswerChecker, AnswerVerdict
 from microrl.sandbox.worker import LOOK_S
 
 Pair = tuple[str, str | None]
@@ -55,10 +55,10 @@ class Verdicts:
     ) -> None:
         self._checker, self._pool, self._allowance = checker, pool, allowance
         self._look, self._left_s = look, left_s
-        self._first: dict[Pair, Future[Verdict | None]] = {}
+        self._first: dict[Pair, Future[AnswerVerdict | None]] = {}
         self._patient_until = float("inf")
         self._over = False
-        self.by_pair: dict[Pair, Verdict] = {}
+        self.by_pair: dict[Pair, AnswerVerdict] = {}
 
     def __enter__(self) -> Verdicts:
         return self
@@ -73,7 +73,7 @@ class Verdicts:
                 continue
             verdict = self._checker.at_once(*pair)
             if verdict is None and (pair in self._allowance.killed or pair in self._allowance.refused):
-                verdict = Verdict(0.0, killed=True)
+                verdict = AnswerVerdict(0.0, killed=True)
             if verdict is not None:
                 self.by_pair[pair] = verdict
             else:
@@ -89,7 +89,7 @@ class Verdicts:
         if in_time:
             self._settle_slow([pair for pair in dict.fromkeys(pairs) if pair not in self.by_pair])
 
-    def _first_try(self, pair: Pair) -> Verdict | None:
+    def _first_try(self, pair: Pair) -> AnswerVerdict | None:
         put_off = self._allowance.put_off
         if self._over or len(put_off) >= PUT_OFF * self._allowance.steps:
             return None
@@ -109,7 +109,7 @@ class Verdicts:
                 return
             self.by_pair |= {pair: check.result() for pair, check in checks.items()}
             allowance.killed.update(pair for pair in together if self.by_pair[pair].killed)
-        self.by_pair |= dict.fromkeys(slow, Verdict(0.0, killed=True))
+        self.by_pair |= dict.fromkeys(slow, AnswerVerdict(0.0, killed=True))
         allowance.refused.update(slow)
 
     def _wait(self, futures: Iterable[Future[Any]]) -> bool:

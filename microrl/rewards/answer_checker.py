@@ -16,7 +16,7 @@ CHILDREN = 2
 """Checks at a time."""
 
 
-class Verdict(NamedTuple):
+class AnswerVerdict(NamedTuple):
     """`credit`: from 0 to 1, and 1 for a right answer; between them only for a program that passes some of its tests."""
 
     credit: float
@@ -38,7 +38,7 @@ class AnswerChecker:
         self._children = [Judge(kind, code_credit) for _ in range(children) if kind != "text"]
         for child in self._children:
             self._idle.put(child)
-        self._known: dict[tuple[str, str], Verdict] = {}
+        self._known: dict[tuple[str, str], AnswerVerdict] = {}
         self._closing = threading.Lock()
         self._closed = False
 
@@ -47,21 +47,23 @@ class AnswerChecker:
         for child in self._children:
             child.start()
 
-    def at_once(self, gold: str, answer: str | None) -> Verdict | None:
+    def at_once(self, gold: str, answer: str | None) -> AnswerVerdict | None:
         """The verdict where it takes no computer algebra system, or is remembered; else None."""
         if answer is None:
-            return Verdict(0.0)
+            return AnswerVerdict(0.0)
         if self.kind == "text":
-            return Verdict(float(same_text(gold, answer)))
+            return AnswerVerdict(float(same_text(gold, answer)))
         known = self._known.get((gold, answer))
         if known is not None:
             return known
         if self.kind in ("code", "gym"):
             return None
         right = quick(gold, answer)
-        return None if right is None else Verdict(float(right))
+        return None if right is None else AnswerVerdict(float(right))
 
-    def check(self, gold: str, answer: str | None, *, cpu_s: float | None = None, is_cancelled: Cancelled = never) -> Verdict:
+    def check(
+        self, gold: str, answer: str | None, *, cpu_s: float | None = None, is_cancelled: Cancelled = never
+    ) -> AnswerVerdict:
         """Whether `answer` equals `gold`. One whose check is killed is wrong, and says so: at its deadline, after `cpu_s`
         seconds of processor time, or once `is_cancelled()`.
 
@@ -73,8 +75,8 @@ class AnswerChecker:
         assert answer is not None
         reply = self._ask({"gold": gold, "answer": answer}, cpu_s, is_cancelled)
         if reply is None:
-            return Verdict(0.0, killed=True)
-        verdict = Verdict(float(reply))
+            return AnswerVerdict(0.0, killed=True)
+        verdict = AnswerVerdict(float(reply))
         if len(self._known) < REMEMBERED:
             self._known[gold, answer] = verdict
         return verdict

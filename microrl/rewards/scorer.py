@@ -12,7 +12,7 @@ from microrl.config.environment import EnvironmentConfig
 from microrl.config.reward import NO_ENVIRONMENT, RewardConfig, environment_parts, part_weights
 from microrl.config.schema import RunConfig
 from microrl.rewards.allowance import Allowance, Pair, Verdicts
-from microrl.rewards.answer_checker import CHILDREN, AnswerChecker, Verdict
+from microrl.rewards.answer_checker import CHILDREN, AnswerChecker, AnswerVerdict
 from microrl.rewards.custom.functions import CustomRewards, Value
 from microrl.rewards.judges.judge import Kind, is_opened, read, refuse_unconfined
 from microrl.sandbox import levels
@@ -128,14 +128,16 @@ class RewardScorer:
         return [{**given, part: reward} for given, reward in zip(own, rewards, strict=True)]
 
     def _scores(
-        self, group: Group, pairs: Sequence[Pair], by_pair: Mapping[Pair, Verdict], parts: Sequence[dict[str, Value]]
+        self, group: Group, pairs: Sequence[Pair], by_pair: Mapping[Pair, AnswerVerdict], parts: Sequence[dict[str, Value]]
     ) -> tuple[Score, ...]:
         return tuple(
             self._one(group.prompt, completion, pair[1], by_pair[pair], own)
             for completion, pair, own in zip(group.completions, pairs, parts, strict=True)
         )
 
-    def _one(self, prompt: Prompt, completion: Completion, answer: str | None, verdict: Verdict, own: dict[str, Value]) -> Score:
+    def _one(
+        self, prompt: Prompt, completion: Completion, answer: str | None, verdict: AnswerVerdict, own: dict[str, Value]
+    ) -> Score:
         """The score of one completion (micro, section 3: R = 0.2 * format + accuracy)."""
         score = Score(
             total=0.0,

@@ -29,7 +29,7 @@ MOST = 1e300
 """A larger number, or an integer of hundreds of digits, is damage."""
 
 
-class Lines:
+class JsonlReader:
     """The complete lines of a growing file of JSON objects.
 
     A run that goes back to a checkpoint cuts its files: they are then read again from their beginning.
@@ -127,7 +127,7 @@ def steps(
 ) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
     """(rows, events) since the last look, every `looks_s` seconds, until the run has ended or gives no sign of life; or, where
     that is known better, as long as `is_going`."""
-    metrics, events = Lines(folder / "metrics.jsonl"), Lines(folder / "events.jsonl")
+    metrics, events = JsonlReader(folder / "metrics.jsonl"), JsonlReader(folder / "events.jsonl")
     while True:
         # Before the files are read: what is written last is not missed.
         ended = not is_going() if is_going is not None else is_over(folder) or not is_alive(folder)

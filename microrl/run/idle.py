@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from microrl.run.metrics import custom_parts
+from microrl.run.metrics import MetricsRow, custom_parts
 
-Row = Mapping[str, Any]
 Setting = Callable[[str], Any]
 """The value of a key of the configuration such as `sampling.group_size`."""
 Cause = Literal["truncated", "format", "wrong", "right", "equal", "no reward", "gradient", "rate", "teacher"]
@@ -68,7 +67,7 @@ def rate_of(setting: Setting) -> str:
     return f"{key} (now {setting(key)})"
 
 
-def cause_of(row: Row, *, counts_accuracy: bool = True) -> Cause | None:
+def cause_of(row: MetricsRow, *, counts_accuracy: bool = True) -> Cause | None:
     """Why this step changed no weight; None: it did change them. `counts_accuracy`: whether right answers are rewarded.
 
     Every update has a gradient norm. Where none was computed because nothing told the completions of a group apart, the loss is
@@ -94,7 +93,7 @@ def cause_of(row: Row, *, counts_accuracy: bool = True) -> Cause | None:
     return "format" if in_format is not None and in_format < 1 - NEARLY_ALL else "wrong"
 
 
-def without_effect(row: Row) -> Cause | None:
+def without_effect(row: MetricsRow) -> Cause | None:
     """Why a step that had a gradient changed no weight. For the guard it is a step like others: such a run may be a control."""
     if (norm := row.get("policy/grad_norm")) is None:
         return None
@@ -103,7 +102,7 @@ def without_effect(row: Row) -> Cause | None:
     return "teacher" if norm == 0 and row.get("distill/kl") == 0 else None
 
 
-def has_collapsed(rows: Sequence[Row]) -> bool:
+def has_collapsed(rows: Sequence[MetricsRow]) -> bool:
     """Whether a policy that gave right answers in the first step gives none in the last, at quite another entropy or length."""
     if not rows:
         return False
@@ -115,7 +114,7 @@ def has_collapsed(rows: Sequence[Row]) -> bool:
     return right > 1 - NEARLY_ALL > right_now and not is_like_before
 
 
-def said(cause: Cause, row: Row) -> str:
+def said(cause: Cause, row: MetricsRow) -> str:
     """The cause in words, with this row's numbers."""
     known = {name: 0.0 if value is None else value for name, value in row.items()}
     parts = ", ".join(f"`{name}` gave {value:g}" for name, value in custom_parts(row).items() if value is not None)
@@ -123,7 +122,7 @@ def said(cause: Cause, row: Row) -> str:
     return REASONS[cause].said.format_map({"reward/format": 0.0} | known) + means
 
 
-def advice(cause: Cause, setting: Setting, row: Row, run: Any) -> str:
+def advice(cause: Cause, setting: Setting, row: MetricsRow, run: Any) -> str:
     """What to change about it. `run`: the run's folder."""
     values = {name.replace(".", "/"): setting(name) for name in _KEYS} | {"run": run, "rate": rate_of(setting)}
     names = " or ".join(f"`{name}`" for name in custom_parts(row))

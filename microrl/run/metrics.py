@@ -10,6 +10,8 @@ from typing import Any
 from microrl.rollout.engine import SyncReport
 from microrl.types import Episode, Group
 
+MetricsRow = Mapping[str, Any]
+"""A line of `metrics.jsonl`: values by name."""
 METRICS = {
     "step": "number of the step, from 0",
     "reward/mean": "mean total reward of all completions, before any filter",
@@ -71,7 +73,7 @@ def part(name: str) -> str:
     return f"reward/part/{name}"
 
 
-def custom_parts(row: Mapping[str, Any]) -> dict[str, float | None]:
+def custom_parts(row: MetricsRow) -> dict[str, float | None]:
     """The metrics of a row's reward functions, by their names."""
     prefix = part("")
     return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}

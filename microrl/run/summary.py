@@ -60,7 +60,7 @@ class Evaluations(_Part):
 _PASS_K = re.compile(r"paired_gain_(pass@\d+)")
 
 
-class Forecast(_Part):
+class StepForecast(_Part):
     """Of the whole run's steps, made after so many of them."""
 
     steps: Count | None = None
@@ -103,7 +103,7 @@ class Summary(BaseModel):
     seconds_by_phase: dict[str, Seconds] = {}
     cost_usd: FiniteFloat
     trainable_params: Count
-    forecast: Forecast | None = None
+    forecast: StepForecast | None = None
     sft: Sft | None = None
     """None without a supervised phase."""
     best: Best | None = None

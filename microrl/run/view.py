@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
@@ -13,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from microrl.run import metrics
+from microrl.run.metrics import MetricsRow
 from microrl.terminal import printable
 
-Row = Mapping[str, Any]
 CELL = 24
 """Characters of a cell with its name."""
 TREND = 48
@@ -34,7 +33,7 @@ class Seen:
 
     title: str
     status: str = "starting"
-    rows: list[Row] = field(default_factory=list)
+    rows: list[MetricsRow] = field(default_factory=list)
     """The last steps, oldest first."""
     progress: float = 0.0
     total: int | str | None = None
@@ -56,7 +55,7 @@ class Seen:
     trends: dict[str, list[float]] = field(default_factory=dict)
     """The last values of the metrics in TRENDS."""
 
-    def add(self, row: Row) -> None:
+    def add(self, row: MetricsRow) -> None:
         """Take up a finished step."""
         self.rows = [*self.rows[-TREND + 1 :], row]
         for _, metric in TRENDS:
@@ -130,7 +129,7 @@ def panel(seen: Seen, width: int, *, fancy: bool = True) -> RenderableType:
     return Group(Panel(Group(*parts), title=Text(printable(seen.title)), expand=False, width=min(width, 110)), status)
 
 
-def numbers(row: Row, seen: Seen) -> list[tuple[str, str]]:
+def numbers(row: MetricsRow, seen: Seen) -> list[tuple[str, str]]:
     """The panel's names and values of a step."""
     shown = [
         *_results(row, seen.total),
@@ -146,7 +145,7 @@ def numbers(row: Row, seen: Seen) -> list[tuple[str, str]]:
     return shown
 
 
-def _results(row: Row, total: int | str | None) -> list[tuple[str, str]]:
+def _results(row: MetricsRow, total: int | str | None) -> list[tuple[str, str]]:
     """What panel and line have in common."""
     change = _number(row["policy/entropy_change_pct"], 1, sign=True)
     return [
@@ -179,7 +178,7 @@ def sparkline(values: Sequence[float | None], width: int, *, fancy: bool = True)
     return "".join(bars[round((value - low) * scale)] for value in known)
 
 
-def _phases(row: Row, width: int, *, fancy: bool) -> Text:
+def _phases(row: MetricsRow, width: int, *, fancy: bool) -> Text:
     """A bar of the seconds of the step's phases, and what its colours mean."""
     seconds = [(name.replace("_", "/"), colour, row[f"time/{name}"] or 0.0) for name, colour in PHASES]
     seconds.append(("other", "white", max((row["time/step"] or 0.0) - sum(part for _, _, part in seconds), 0.0)))
@@ -208,7 +207,7 @@ def _cell(name: str, value: str) -> Text:
     return Text.assemble((name, "bold"), " ", value)
 
 
-def _tools(row: Row) -> list[tuple[str, str]]:
+def _tools(row: MetricsRow) -> list[tuple[str, str]]:
     """Of a run with an environment."""
     if row.get("turns/mean") is None:
         return []
@@ -217,13 +216,13 @@ def _tools(row: Row) -> list[tuple[str, str]]:
     return [("turns", _number(row["turns/mean"], 2)), ("tool calls", f"{_number(row['tools/calls'], 2)}{failed}")]
 
 
-def _teacher(row: Row) -> list[tuple[str, str]]:
+def _teacher(row: MetricsRow) -> list[tuple[str, str]]:
     """Of a row without a teacher, or of an older version: nothing."""
     shown = {"KL to teacher": row.get("distill/kl"), "agreement": row.get("distill/agreement")}
     return [(name, _number(value, 3)) for name, value in shown.items() if value is not None]
 
 
-def plain_line(row: Row, total: int | str | None) -> str:
+def plain_line(row: MetricsRow, total: int | str | None) -> str:
     """A step as one line of text."""
     left = row["budget/left_s"]
     parts = (

@@ -29,7 +29,7 @@ class Display:
         self._console, self._shown_s = Console(stderr=True), 0.0
         self._live: Live | None = None
         self._head, self._said, self._total = "", "", ""
-        self._lines: follow.Lines | None = None
+        self._lines: follow.JsonlReader | None = None
         self._planned_s: dict[str, float | None] = {}
 
     def times(self) -> str:
@@ -68,7 +68,7 @@ class Display:
         self._total = f"/{steps}" if steps and upcoming.hours is None else ""
         limit = "" if upcoming.hours is None else f", limit {time_in_words(upcoming.hours)}"
         say(f"{self._head}: {'resumed' if status != 'waiting' else 'started'}{limit}; {self.times()}")
-        self._lines, self._said = follow.Lines(self._folder.trial(name) / "metrics.jsonl"), ": loading"
+        self._lines, self._said = follow.JsonlReader(self._folder.trial(name) / "metrics.jsonl"), ": loading"
 
     def waiting(self) -> None:
         """Only here, in the process that waits: one that is forked must not have a display."""

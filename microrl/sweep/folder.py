@@ -96,7 +96,7 @@ class SweepFolder:
         self.path, self.plan = path, plan
         self._files = RunFolder(path)
         self._events: list[Event] = []
-        self._new_events = follow.Lines(path / EVENTS)
+        self._new_events = follow.JsonlReader(path / EVENTS)
 
     @classmethod
     def create(cls, path: Path, strategy: Strategy, hours: float | None, trials: Sequence[Trial]) -> SweepFolder:

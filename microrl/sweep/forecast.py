@@ -19,7 +19,7 @@ from microrl.terminal import counted, rounded_up, time_in_words
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class TrialForecast:
     """Of one trial. `plan` is None where the model's size is not known here."""
 
     trial: Trial
@@ -34,7 +34,7 @@ class Forecast:
         return {"trial": self.trial.name, "values": dict(self.trial.values), "hours": self.hours, "forecast": forecast}
 
 
-def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> list[Forecast]:
+def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> list[TrialForecast]:
     """A forecast of every trial, with equal parts of `hours`; for halving, those of its first round."""
     share = None if hours is None else hours / len(trials) / rounds((one.values for one in trials), strategy)
     if hours is not None and share == 0:
@@ -50,7 +50,7 @@ def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> li
                 plans[key] = plan_of(config)
             except UserError as error:
                 raise of_trial(trial.name, error) from None
-        trial_forecasts.append(Forecast(trial, share if share is not None else budget.hours, plans[key]))
+        trial_forecasts.append(TrialForecast(trial, share if share is not None else budget.hours, plans[key]))
     return trial_forecasts
 
 
@@ -64,7 +64,7 @@ def plan_of(config: RunConfig) -> Plan | None:
     return make(config, shape, device, free_gb=free_gb, teacher=teacher)
 
 
-def refuse_what_does_not_fit(trial_forecasts: Sequence[Forecast], hours: float | None) -> None:
+def refuse_what_does_not_fit(trial_forecasts: Sequence[TrialForecast], hours: float | None) -> None:
     """Raise UserError where a trial's part of the hours would not suffice for loading, a step and short evaluations."""
     needed_s = max((_needed_s(one.trial.config, one.plan) for one in trial_forecasts if one.plan is not None), default=0.0)
     share = trial_forecasts[0].hours

@@ -136,6 +136,6 @@ def _halved(folder: SweepFolder, alive: Sequence[PlannedTrial], rung: int) -> li
 
 def validation(folder: SweepFolder, name: str) -> float | None:
     """A trial's last validation accuracy; None if there is none."""
-    rows = follow.Lines(folder.trial(name) / "metrics.jsonl").new()
+    rows = follow.JsonlReader(folder.trial(name) / "metrics.jsonl").new()
     accuracies = [row["validate/accuracy"] for row in rows if isinstance(row.get("validate/accuracy"), float)]
     return accuracies[-1] if accuracies else None

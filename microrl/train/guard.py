@@ -23,7 +23,8 @@ from microrl.errors import UserError
 from microrl.files import OF_ANOTHER_VERSION, BadFile, absent, said_first
 from microrl.report.updates import advise
 from microrl.run import checkpoint, idle
-from microrl.train.guard_rules import LOWER_TO, RULES, VALIDATED, Action, Memory, Row, Rule, risen
+from microrl.run.metrics import MetricsRow
+from microrl.train.guard_rules import LOWER_TO, RULES, VALIDATED, Action, Memory, Rule, risen
 
 if TYPE_CHECKING:
     from microrl.train.run import Run
@@ -41,7 +42,7 @@ ONCE_USEFUL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GuardVerdict:
     """A rule that triggered, and the action to take."""
 
     rule: str
@@ -79,7 +80,7 @@ class Guard:
         """Whether any step has changed the weights."""
         return self._memory.norms > 0
 
-    def check(self, row: Row, *, has_failed: bool = False) -> Verdict | None:
+    def check(self, row: MetricsRow, *, has_failed: bool = False) -> GuardVerdict | None:
         """The strongest verdict on this row, the first in `RULES` among equals; None if no rule triggered.
 
         `has_failed`: a reward function has failed for every completion of the step.
@@ -107,7 +108,7 @@ class Guard:
         """Restore a `state`. Raises BadFile if it is damaged."""
         self._memory = memory_of(state)
 
-    def _look(self, row: Row, cause: idle.Cause | None) -> None:
+    def _look(self, row: MetricsRow, cause: idle.Cause | None) -> None:
         """Take in what this row is measured against: step 0's metrics, and the validations."""
         memory, averaged = self._memory, self._patience("accuracy")
         useful = row["groups/useful"] if row.get("distill/kl") is None else 1.0  # a teacher teaches any group
@@ -126,7 +127,9 @@ class Guard:
                 memory.average = sum(memory.validations) / averaged
                 memory.best_average = max(memory.best_average, memory.average)
 
-    def _check_rule(self, name: str, rule: Rule, row: Row, cause: idle.Cause | None, has_failed: bool) -> Verdict | None:
+    def _check_rule(
+        self, name: str, rule: Rule, row: MetricsRow, cause: idle.Cause | None, has_failed: bool
+    ) -> GuardVerdict | None:
         memory, limit = self._memory, self._limit(name)
         if name == "useful_groups" and cause is not None and limit is not None:
             return self._check_idle(cause, row, limit, IDLE_DEAD if has_failed else IDLE_STOP)
@@ -151,9 +154,9 @@ class Guard:
         rise = RULES["entropy_rise"].measure(row, memory) or 0.0
         is_random = row["reward/accuracy"] < 1 - idle.NEARLY_ALL or rise > idle.RANDOM
         has_collapsed = name in ("truncated", "length_drift") and is_random
-        return Verdict(name, action, value if math.isfinite(value) else None, limit, message, has_collapsed=has_collapsed)
+        return GuardVerdict(name, action, value if math.isfinite(value) else None, limit, message, has_collapsed=has_collapsed)
 
-    def _check_idle(self, cause: idle.Cause, row: Row, limit: float, patience: int) -> Verdict | None:
+    def _check_idle(self, cause: idle.Cause, row: MetricsRow, limit: float, patience: int) -> GuardVerdict | None:
         """A step without an update. A run that has learned and collapsed is rolled back once before it is stopped."""
         memory, rule, configured = self._memory, "useful_groups", self._config.action
         steps = memory.passed[rule] = memory.passed.get(rule, 0) + 1
@@ -173,7 +176,7 @@ class Guard:
         # Earlier ones may have had other causes.
         in_a_row = f"{steps} steps in a row without an update; in the last" if steps > 1 else "this step has no update"
         message = f"{in_a_row}: {idle.said(cause, row)}"
-        return Verdict(rule, action, 0.0, limit, message, cause, has_collapsed)
+        return GuardVerdict(rule, action, 0.0, limit, message, cause, has_collapsed)
 
     def _limit(self, name: str) -> float | None:
         """The configured limit; for accuracy at least, and for learning less, what chance does to the difference of averages."""
@@ -246,7 +249,7 @@ def memory_of(state: dict[str, Any]) -> Memory:
         raise BadFile(f"the guard's state is damaged: {said_first(error)}") from None
 
 
-def act(run: Run, row: Row, step: int) -> None:
+def act(run: Run, row: MetricsRow, step: int) -> None:
     """Check a step's row and act: log the verdict, stop the run or roll back. A stopped run also ends with its best weights."""
     has_failed = any(lack.count >= row["reward/left_out"] for lack in run.scorer.custom.missing.values())
     verdict = run.guard.check(row, has_failed=has_failed and row["reward/mean"] is None)

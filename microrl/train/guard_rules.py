@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
 from microrl.files import STRICT, Count, Fraction
-
-Row = Mapping[str, Any]
+from microrl.run.metrics import MetricsRow
 
 SCHEDULED = "scheduled"
 """Beside the metrics of a row: the fraction of the peak rate that the schedule has set in this step."""
@@ -71,8 +70,8 @@ class Memory:
 class Rule(NamedTuple):
     """How a rule measures a row (None: no value), on which side of the limit it triggers, and its message."""
 
-    measure: Callable[[Row, Memory], float | None]
-    sentence: Callable[[Row, float, float], str]
+    measure: Callable[[MetricsRow, Memory], float | None]
+    sentence: Callable[[MetricsRow, float, float], str]
     below: bool = False
     patience: int = 8
     """Consecutive steps. For grad_norm, skipped steps do not count; for accuracy, the number of validations averaged; for
@@ -80,35 +79,35 @@ class Rule(NamedTuple):
     action: Action = "rollback"
 
 
-def _unsolved_entropy(row: Row, memory: Memory) -> float | None:
+def _unsolved_entropy(row: MetricsRow, memory: Memory) -> float | None:
     """Policy entropy; None if most answers are right, or a teacher's is not much higher, when a low entropy is healthy."""
     of_teacher = _of_teacher(row, memory)
     is_healthy = row["reward/accuracy"] >= SOLVED or (of_teacher is not None and of_teacher >= LIKE_TEACHER)
     return None if is_healthy else row["policy/entropy"]
 
 
-def _of_teacher(row: Row, memory: Memory) -> float | None:
+def _of_teacher(row: MetricsRow, memory: Memory) -> float | None:
     """Policy entropy as a fraction of the teacher's."""
     entropy, teacher = row["policy/entropy"], row.get("distill/teacher_entropy")
     return None if entropy is None or not teacher else entropy / teacher
 
 
-def _entropy_drop(row: Row, memory: Memory) -> float | None:
+def _entropy_drop(row: MetricsRow, memory: Memory) -> float | None:
     entropy, start = _unsolved_entropy(row, memory), memory.start.get("policy/entropy")
     return 1 - entropy / start if entropy is not None and start else None
 
 
-def _entropy_rise(row: Row, memory: Memory) -> float | None:
+def _entropy_rise(row: MetricsRow, memory: Memory) -> float | None:
     entropy = row["policy/entropy"]
     return None if entropy is None else entropy / max(memory.start["policy/entropy"], MIN_ENTROPY)
 
 
-def _length_drift(row: Row, memory: Memory) -> float:
+def _length_drift(row: MetricsRow, memory: Memory) -> float:
     ratio = max(row["length/mean"], 1.0) / max(memory.start["length/mean"], 1.0)
     return max(ratio, 1 / ratio)
 
 
-def _grad_norm(row: Row, memory: Memory) -> float | None:
+def _grad_norm(row: MetricsRow, memory: Memory) -> float | None:
     """Infinite where the update was skipped although the batch had a loss: without differing rewards that is exactly 0."""
     norm = row["policy/grad_norm"]
     if norm is None:
@@ -120,7 +119,7 @@ VALIDATED = ("accuracy", "learning")
 """Rules about validation accuracy."""
 
 
-def _accuracy(row: Row, memory: Memory) -> float | None:
+def _accuracy(row: MetricsRow, memory: Memory) -> float | None:
     """How far the average of the last validations is below the best average, or below the first validation if that was better.
 
     All validations are of the same problems with the same random numbers, so what differs is sampling: with the default
@@ -139,14 +138,14 @@ def risen(history: Sequence[float]) -> float:
     return math.fsum(history[half:]) / (len(history) - half) - math.fsum(history[:half]) / half if half else 0.0
 
 
-def _learning(row: Row, memory: Memory) -> float | None:
+def _learning(row: MetricsRow, memory: Memory) -> float | None:
     """How much higher the second half of the validations is than the first. None once a rise was seen: a plateau is healthy."""
     if row["validate/accuracy"] is None or memory.has_learned or memory.average is None:
         return None
     return risen(memory.history)
 
 
-def _steered_rate(row: Row, memory: Memory) -> float | None:
+def _steered_rate(row: MetricsRow, memory: Memory) -> float | None:
     """The rate where a step moves nothing, before schedule and rollbacks have lowered it, since steering does not see that they
     have. 0 where a step moves the policy: an adapter may need a high rate."""
     scheduled = row.get(SCHEDULED, 1.0)
@@ -156,18 +155,18 @@ def _steered_rate(row: Row, memory: Memory) -> float | None:
     return row["optim/lr"] / lowered if row["policy/step_kl"] < MOVES_NOTHING * lowered**2 else 0.0
 
 
-def _gradient(row: Row, value: float, limit: float) -> str:
+def _gradient(row: MetricsRow, value: float, limit: float) -> str:
     large = f"the gradient norm is {value:.0f} times its usual size, above {limit:g}"
     return large if math.isfinite(value) else "the gradient is not finite"
 
 
-def _nothing_to_learn(row: Row, value: float, limit: float) -> str:
+def _nothing_to_learn(row: MetricsRow, value: float, limit: float) -> str:
     right = row["reward/accuracy"]
     why = "the problems are solved" if right >= 0.5 else "the problems are too hard for this model"
     return f"only {value:.0%} of the groups have differing rewards: {why} ({right:.0%} of the answers are right)"
 
 
-def _says(text: str) -> Callable[[Row, float, float], str]:
+def _says(text: str) -> Callable[[MetricsRow, float, float], str]:
     return lambda row, value, limit: text.format(row=row, value=value, limit=limit, points=100 * value)
 
 

@@ -151,7 +151,7 @@ def test_a_resumed_run_is_waited_for_while_it_loads(tmp_path):
 def test_a_line_of_any_length_stops_nothing(tmp_path, rows):
     path = tmp_path / "made" / "metrics.jsonl"
     path.write_text("".join([json.dumps(rows[0]) + "\n", "x" * (2**24 + 5) + "\n", json.dumps(rows[1]) + "\n"]))
-    lines = follow.Lines(path)
+    lines = follow.JsonlReader(path)
     assert [row["step"] for row in (*lines.new(), *lines.new())] == [0, 1]
 
 

@@ -10,7 +10,7 @@ from places import FIXTURES
 from microrl.config.oversight import GuardConfig
 from microrl.report.updates import advise
 from microrl.run import metrics
-from microrl.train.guard import Guard, Verdict
+from microrl.train.guard import Guard, GuardVerdict
 from microrl.train.guard_rules import RULES, SCHEDULED
 
 HEALTHY = {
@@ -47,7 +47,7 @@ def row(**changes) -> dict:
     return metrics.row(HEALTHY | changes)
 
 
-def feed(guard: Guard, count: int = 1, **changes) -> list[Verdict | None]:
+def feed(guard: Guard, count: int = 1, **changes) -> list[GuardVerdict | None]:
     return [guard.check(row(**changes)) for _ in range(count)]
 
 
@@ -194,7 +194,7 @@ CAUSES = {
 }
 
 
-def acted(found: list[Verdict | None]) -> list[tuple[int, str]]:
+def acted(found: list[GuardVerdict | None]) -> list[tuple[int, str]]:
     """(step from 1, action) of every verdict about steps without an update."""
     return [(number, verdict.action) for number, verdict in enumerate(found, 1) if verdict and verdict.rule == "useful_groups"]
 
@@ -321,7 +321,7 @@ def test_a_warning_is_given_once_until_it_has_passed():
     assert guard.lr_factor == 1.0
 
 
-def verdicts(rows: list[dict], cut: int | None = None) -> list[tuple[int, Verdict]]:
+def verdicts(rows: list[dict], cut: int | None = None) -> list[tuple[int, GuardVerdict]]:
     """What a guard says to these rows; with `cut` another guard goes on from there with the first one's saved state."""
     guard, found = Guard(GuardConfig()), []
     for number, values in enumerate(rows):
@@ -478,7 +478,7 @@ CURVES = {
 
 def validated(
     curve: str, seed: int, *, questions: int = 64, looks: int = 20, base: float = 0.3, **rules
-) -> tuple[int, Verdict] | None:
+) -> tuple[int, GuardVerdict] | None:
     """(validation, verdict) of the first verdict on a simulated run: fixed problems of spread difficulty, 2 answers each."""
     draw, guard = random.Random(f"{curve} {seed}"), Guard(GuardConfig(**rules))
     guard.completions = 2 * questions
@@ -491,7 +491,7 @@ def validated(
     return None
 
 
-def stopped(curve: str, runs: int, **more) -> list[tuple[int, Verdict]]:
+def stopped(curve: str, runs: int, **more) -> list[tuple[int, GuardVerdict]]:
     """The first verdicts of those of `runs` simulated runs that got one."""
     return [found for seed in range(runs) if (found := validated(curve, seed, **more))]
 
