@@ -117,7 +117,7 @@ def _measured(shape: str | None, rank: int | None, peer: str | None, out: Path) 
     for path in measure.write(out, value, page(value)):
         say(f"written: {path}")
     if new_calibration is None:
-        say("no calibration: rates, sampling or update could not be measured")
+        say("no calibration: sampling or update could not be measured")
         return value
     try:
         path = calibration.save(new_calibration)

@@ -39,9 +39,9 @@ class Point(BaseModel):
 
 
 class Calibration(BaseModel):
-    """The measurements of one device with one set of library versions."""
+    """The measurements of one device with one set of library versions. Older files have further keys, which are left out."""
 
-    model_config: ClassVar[ConfigDict] = files.STRICT
+    model_config: ClassVar[ConfigDict] = files.STRICT | {"extra": "ignore"}
     device: str
     """As `Device.name`, or the processor's name and its cores."""
     memory_gb: Annotated[float, Field(gt=0)]
@@ -50,10 +50,6 @@ class Calibration(BaseModel):
     source: str
     """`HERE`."""
     date: str
-    product_tflops: dict[str, float]
-    """Matrix products by type, in 1e12 operations per second."""
-    stream_gb_s: float
-    """Bytes read and written by a copy, in 1e9 per second."""
     start_s: Annotated[float, Field(ge=0)] | None
     """Seconds in which vLLM starts with a warm cache; None without vLLM."""
     points: Annotated[list[Point], Field(min_length=1)]

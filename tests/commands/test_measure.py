@@ -28,7 +28,7 @@ def calibrated(**changes) -> Calibration:
     """Sampling takes twice, an update three times as long as the roofline says."""
     values = {
         "device": "a40", "memory_gb": devices.DEVICES["a40"].memory_gb, "versions": calibration.versions(),
-        "source": calibration.HERE, "date": "2026-11-01", "start_s": 30.0, **RATES,
+        "source": calibration.HERE, "date": "2026-11-01", "start_s": 30.0,
         "points": [Point(shape="1.5b", parameters=1_500_000_000, rank=256, decode={"swap": 2.0, "merge": 4.0}, update=3.0)],
     }  # fmt: skip
     return Calibration(**{**values, **changes})
@@ -61,6 +61,12 @@ def test_a_damaged_one_is_passed_over(cache):
     path = calibration.save(calibrated())
     path.with_name("b.json").write_text('{"device": "a40"}')
     path.with_name("c.json").write_text("{")
+    assert calibration.find("a40", devices.DEVICES["a40"].memory_gb).calibration == calibrated()
+
+
+def test_one_that_still_holds_the_rates_is_read(cache):
+    path = calibration.save(calibrated())
+    path.write_text(json.dumps({**json.loads(path.read_text()), **RATES}))
     assert calibration.find("a40", devices.DEVICES["a40"].memory_gb).calibration == calibrated()
 
 
@@ -101,7 +107,7 @@ DECODE = {"shape": "tiny", "rank": 4, "sync": "shared", "factor": 2.5, "started_
           "rows": [{"completions": 8, "seconds": 1.0, "tokens_per_s": 100.0}]}  # fmt: skip
 
 
-def test_a_calibration_comes_from_rates_sampling_and_update():
+def test_a_calibration_comes_from_sampling_and_update():
     outcomes = [outcome("rates", RATES), outcome("decode", DECODE), outcome("update", UPDATE)]
     outcomes.append(outcome("update", {**UPDATE, "recompute": True, "factor": 9.0}))
     found = measure.calibration_of(outcomes)
@@ -118,7 +124,8 @@ def test_a_calibration_comes_from_rates_sampling_and_update():
         ["update", "1.5"],
     ]
     assert text_of({"tokens_per_s": 12345.6, "rows": [{"bytes": 2.5e6}]}).split() == ["tokens_per_s", "12346", "bytes", "2500000"]
-    for left_out in range(3):
+    assert measure.calibration_of([outcome("rates", None, error="crashed"), *outcomes[1:]]) == found
+    for left_out in (1, 2):
         assert measure.calibration_of(outcomes[:left_out] + outcomes[left_out + 1 : 3]) is None
 
 

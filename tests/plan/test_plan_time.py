@@ -14,8 +14,8 @@ from microrl.plan.source import shape_of
 MEASURED = dataclasses.replace(
     A40,
     calibration=Calibration(
-        device="a40", memory_gb=A40.memory_gb, versions={}, source="measured here", date="2026-11-26", product_tflops={},
-        stream_gb_s=600, start_s=40.0, points=[
+        device="a40", memory_gb=A40.memory_gb, versions={}, source="measured here", date="2026-11-26",
+        start_s=40.0, points=[
             Point(shape="1.5b", parameters=1_543_714_304, rank=64, decode={"swap": 1.0, "merge": 2.0}, update=1.5)
         ],
     ),

@@ -133,12 +133,12 @@ def run(stage: Stage, deadline_s: float = DEADLINE_S) -> Outcome:
 
 
 def calibration_of(outcomes: list[Outcome]) -> Calibration | None:
-    """The calibration that the stages amount to; None if rates, sampling or update failed."""
+    """The calibration that the stages amount to; None if sampling or update failed."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:
         if outcome.measured is not None:
             kinds.setdefault(outcome.stage.kind, []).append(outcome.measured)
-    if not {"rates", "decode", "update"} <= kinds.keys():
+    if not {"decode", "update"} <= kinds.keys():
         return None
     points = []
     for shape in dict.fromkeys(update["shape"] for update in kinds["update"]):
@@ -160,7 +160,6 @@ def calibration_of(outcomes: list[Outcome]) -> Calibration | None:
         date=datetime.date.today().isoformat(),
         start_s=min(starts, default=None),
         points=points,
-        **kinds["rates"][0],
     )
 
 

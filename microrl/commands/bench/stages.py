@@ -102,7 +102,7 @@ def decode(*, shape: str, rank: int, sync: str, prompts: list[int], group: int, 
 
 
 def update(*, shape: str, rank: int, prompts: int, group: int, tokens: int, recompute: bool) -> dict[str, Any]:
-    """Seconds of an update, the share of the measured matrix products that it reaches, and its seconds by the roofline's."""
+    """Seconds of an update, its operations per second (1e12), peak memory, and its seconds divided by the roofline's."""
     tokenizer, model = _model(shape)
     flags = _flags(rank=rank, prompts=prompts, group=group, tokens=tokens) | {"model.gradient_checkpointing": recompute}
     policy = Policy(model, resolve((), flags))
