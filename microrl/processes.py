@@ -1,4 +1,4 @@
-"""What a child process does: it dies with its parent, is killed first where memory runs out, and answers over a pipe.
+"""A child process: it dies with its parent, is killed first where memory runs out, answers over a pipe; and how it ended.
 
 It needs the standard library alone: the process of custom code imports it, too.
 """
@@ -35,6 +35,14 @@ def offer_to_oom_killer() -> None:
     """Where the machine runs out of memory, this process is killed before the run."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words; -N stands for signal N, as in `subprocess`."""
+    if status >= 0:
+        return f"exit status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return f"killed by {name}" + (": most likely out of memory" if status == -signal.SIGKILL else "")
 
 
 def write_line(descriptor: int, value: Any, longest: float = math.inf) -> None:

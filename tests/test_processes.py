@@ -4,10 +4,14 @@ import json
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 
-from microrl.processes import die_with, write_line
+import pytest
+
+from microrl.processes import die_with, how_it_ended, write_line
 
 
 def test_a_child_ends_with_its_parent_even_by_sigkill():
@@ -25,6 +29,16 @@ def test_a_child_ends_with_its_parent_even_by_sigkill():
     os.waitpid(parent, 0)
     assert select.select([reads], [], [], 10)[0] and os.read(reads, 1) == b"", "nobody has its end any more"
     os.close(reads)
+
+
+@pytest.mark.parametrize(("code", "says"), [
+    ("sys.exit(3)", "exit status 3"),
+    ("os.kill(os.getpid(), 6)", "killed by SIGABRT"),
+    ("os.kill(os.getpid(), 9)", "killed by SIGKILL: most likely out of memory"),
+    ("os.kill(os.getpid(), signal.SIGRTMIN + 3)", f"killed by signal {signal.SIGRTMIN + 3}"),
+])  # fmt: skip
+def test_how_a_process_ended(code, says):
+    assert how_it_ended(subprocess.run([sys.executable, "-c", f"import os, signal, sys; {code}"]).returncode) == says
 
 
 def test_a_child_whose_parent_has_ended_before_leaves():

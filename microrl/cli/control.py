@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microrl.cli.output import OK, STOPPED, say
 from microrl.errors import MachineFailure, UserError
+from microrl.processes import how_it_ended
 from microrl.terminal import counted, time_in_words
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def run_both(path: Path, run: Start, control: Start) -> int:
                 return status
         if status < 0:
             raise MachineFailure(
-                f"the run in {control_of(path) if statuses else path} was {child.ended_by(signal.Signals(-status).name)}",
+                f"the run in {control_of(path) if statuses else path} was {how_it_ended(status)}",
                 f"microrl train --resume {path} --control shuffle",
             )
         statuses.append(status)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+from microrl.processes import how_it_ended
 
 
 def run(module: str, *arguments: str, deadline_s: float, variables: dict[str, str] | None = None) -> dict[str, Any]:
@@ -43,9 +44,9 @@ def printed(done: subprocess.CompletedProcess[str]) -> dict[str, Any] | None:
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
     """The last line that a process has written to standard error, or how it ended."""
     if done.returncode < 0:
-        return f"killed by {signal.Signals(-done.returncode).name}"
+        return how_it_ended(done.returncode)
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else f"status {done.returncode} without a result"
+    return lines[-1].strip()[:300] if lines else f"{how_it_ended(done.returncode)} without a result"
 
 
 def answer(work: Callable[[], dict[str, Any]]) -> NoReturn:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import socket
 from contextlib import ExitStack, closing, suppress
 from threading import Lock
@@ -17,6 +16,7 @@ from microrl.config.plugins import ENVIRONMENTS, refuse_missing
 from microrl.data.prompts import Tools
 from microrl.environments.forks import Bounds
 from microrl.errors import UserError
+from microrl.processes import how_it_ended
 from microrl.rewards.custom.process import IMPORT_S, CustomProcess
 from microrl.sandbox import folders, levels
 from microrl.sandbox.worker import NO_ANSWER, Cancelled, Lines, NoReply, clean, never
@@ -131,7 +131,9 @@ class Instances(CustomProcess):
         with self._lock, suppress(NoReply):  # it was killed together with its forks
             if self._process is not None:
                 status = self.call({"end": pid, "asks": True}, START_S, never)["status"]
-                return "its process has ended" if status is None else _in_words(os.waitstatus_to_exitcode(status))
+                if status is None:
+                    return "its process has ended"
+                return f"its process ended ({how_it_ended(os.waitstatus_to_exitcode(status))})"
         return "its process has ended"
 
     def forget(self, pid: int) -> None:
@@ -159,12 +161,6 @@ class Instances(CustomProcess):
                 with suppress(NoReply):  # it answers when it has ended all that it was to `forget`; there is no fork 0
                     self.call({"end": 0, "asks": True}, START_S, never)
             self.kill()
-
-
-def _in_words(code: int) -> str:
-    if code >= 0:
-        return f"its process ended with status {code}"
-    return f"its process was ended by signal {-code}" + (", as where memory runs out" if code == -signal.SIGKILL else "")
 
 
 class Instance:

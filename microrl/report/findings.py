@@ -55,7 +55,7 @@ EVENTS: dict[str, str] = {
     "evaluation cut": "give the run more time (--hours), or lower evaluation.problems, evaluation.samples or, if a step "
     "takes long, sampling.prompts_per_step",
     "checks killed": "allow answers more time (reward.deadline_s), or look at what hangs: microrl regrade",
-    "episodes cut short": "after a timeout, make the tools faster or raise env.deadline_s; after signal 9, lower env.memory_gb "
+    "episodes cut short": "after a timeout, make the tools faster or raise env.deadline_s; after SIGKILL, lower env.memory_gb "
     "or free memory; else run the tool by itself to see why it exits",
     "reward failed": "repair the reward function; call it by itself on the row that the message names",
     "impossible tokens": "see what the teacher writes (microrl sample): if its weights are broken, choose another --teacher",

@@ -13,8 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 from microrl.errors import Explained, MachineFailure
-from microrl.processes import die_with
-from microrl.run import child
+from microrl.processes import die_with, how_it_ended
 
 _WAIT_S = 0.2
 Report = Callable[[Any], None]
@@ -81,7 +80,7 @@ def _ended(process: BaseProcess, runs: str) -> NoReturn:
     if process.exitcode >= 0:
         raise Crashed(f"the child process that ran {runs} ended with status {process.exitcode} before its work was done", None)
     name = signal.Signals(-process.exitcode).name
-    raise Crashed(f"the child process that ran {runs} was {child.ended_by(name)}", name)
+    raise Crashed(f"the child process that ran {runs} was {how_it_ended(process.exitcode)}", name)
 
 
 def _work(reports: Connection, parent: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> NoReturn:

@@ -50,11 +50,6 @@ def in_child(on_wait: Callable[[], None] = lambda: None) -> int | None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ended_by(signal_name: str) -> str:
-    """How a process has ended, in words."""
-    return f"ended by {signal_name}" + (": most likely the machine ran out of memory" if signal_name == "SIGKILL" else "")
-
-
 def _handles(pid: int) -> list[int]:
     """The child's pidfd, readable once it has ended; nothing where the kernel or a container forbids it."""
     with suppress(OSError):

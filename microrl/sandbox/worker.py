@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from microrl.clock import now_s
+from microrl.processes import how_it_ended
 
 LOOK_S = 0.1
 """How often a wait looks whether it is still wanted, at the clock and at signals."""
@@ -126,7 +127,7 @@ class Worker:
             status = self._process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
             return "its process has closed its pipes"
-        return f"its process was ended by signal {-status}" if status < 0 else f"its process ended with status {status}"
+        return f"its process ended ({how_it_ended(status)})"
 
     def kill(self) -> None:
         """Kill the process, which holds nothing worth saving, and what it has started."""

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from microrl import clock, files
 from microrl.config import RunConfig
 from microrl.evaluation.result import Result
 from microrl.files import BadFile
+from microrl.processes import how_it_ended
 from microrl.run import child, data_record
 from microrl.run.folder import RunFolder
 from microrl.sweep.display import Display
@@ -91,7 +91,7 @@ def make_ready(folder: SweepFolder, upcoming: NextTrial) -> bool:
 def end(folder: SweepFolder, trial: PlannedTrial, status: int, why: str, show: Display) -> None:
     """Record and tell how an attempt at a trial ended: with an exit status, and what went wrong. Raises OSError."""
     if status == USAGE:  # of the user's input: another attempt would end as this one
-        why = why.removesuffix(f" ({_exited(status)})")
+        why = why.removesuffix(f" ({how_it_ended(status)})")
         folder.event(trial.name, REFUSED, why, hint=_last(folder.log(trial.name), "hint: "), status=status)
     else:
         folder.event(trial.name, FAILED if why else "ended", why, status=status)
@@ -125,14 +125,8 @@ def _in_child(folder: SweepFolder, name: str, work: Callable[[], int], on_wait: 
 
 def last_error(log: Path, status: int) -> str:
     """Why a trial failed: the last error that it printed, or how it died."""
-    killed = " (often: out of memory)" if status == -signal.SIGKILL else ""
-    died = f"killed by signal {-status}{killed}" if status < 0 else _exited(status)
-    said = _last(log, "error: ") if status > 0 else ""
+    said, died = _last(log, "error: ") if status > 0 else "", how_it_ended(status)
     return f"{said} ({died})" if said else died
-
-
-def _exited(status: int) -> str:
-    return f"exit status {status}"
 
 
 def _last(log: Path, label: str) -> str:

@@ -8,6 +8,7 @@ is resumed by hand an hour later, or with `--engine`.
 from __future__ import annotations
 
 import datetime
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -18,7 +19,7 @@ from microrl.config import RunConfig
 from microrl.config.engine_rules import Mode, outlasts_vllm
 from microrl.config.schema import AutoEngineConfig, BaseVllmConfig, EngineConfig, TransformersEngineConfig
 from microrl.errors import Doing, EngineFault, Explained, MachineFailure
-from microrl.run import child
+from microrl.processes import how_it_ended
 from microrl.run.folder import RunFolder
 from microrl.terminal import time_in_words
 
@@ -146,9 +147,8 @@ def after(config: RunConfig, made: Changes, error: Explained, step_s: Price = la
 
 def crash(config: RunConfig, folder: RunFolder, signal_name: str) -> MachineFailure:
     """The error for a process of the run that died of a signal, with the engine's settings as far as they are known."""
-    error = MachineFailure(
-        f"the training process was {child.ended_by(signal_name)}", f"resume it: microrl train --resume {folder.path}"
-    )
+    ended = how_it_ended(-signal.Signals[signal_name])
+    error = MachineFailure(f"the training process was {ended}", f"resume it: microrl train --resume {folder.path}")
     error.fault = fault(applied(config, folder).engine, "running")
     return error
 

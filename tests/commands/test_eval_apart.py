@@ -137,7 +137,7 @@ def test_what_is_left_goes_on_where_it_died_down_to_transformers(inside, run, ot
     dies = {"at": "answer 3", "abort": True}
     done, started = failing([dies], *options, "--out", tmp_path / "a", cwd=tmp_path)
     assert done.returncode == 0 and said(done) == ["in a new process"], done.stderr
-    assert "the child process that ran vLLM was ended by SIGABRT" in done.stderr and "after 3 of 6 problems" in done.stderr
+    assert "the child process that ran vLLM was killed by SIGABRT" in done.stderr and "after 3 of 6 problems" in done.stderr
     assert len({pid for pid, *_ in started}) == len(started) == 3
     assert stored(tmp_path / "a") == stored(tmp_path / "whole")
 
@@ -156,7 +156,7 @@ def test_what_is_left_goes_on_where_it_died_down_to_transformers(inside, run, ot
 @pytest.mark.slow
 @pytest.mark.parametrize(("faults", "options", "status", "says"), [
     ([{"at": "evaluating"}], [], 1, "vLLM failed while sampling: RuntimeError: CUDA error: an illegal memory access"),
-    ([{"at": "answer 2", "abort": True}], [], 1, "error: the child process that ran vLLM was ended by SIGABRT"),
+    ([{"at": "answer 2", "abort": True}], [], 1, "error: the child process that ran vLLM was killed by SIGABRT"),
     ([], ["--hours", 1e-6], 2, "hint: pass larger --hours"),
 ])  # fmt: skip
 def test_with_vllm_asked_for_an_error_ends_the_command_as_it_would_in_one_process(run, tmp_path, faults, options, status, says):

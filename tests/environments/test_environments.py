@@ -228,7 +228,7 @@ def test_a_tool_that_hangs_or_dies_ends_its_episode_alone(name, told, awkward, t
     began = time.monotonic()
     assert bad.reply(turn(told, call(name, **({"file": str(child)} if name == "hang" else {})) + call("seen")), 200) is None
     assert time.monotonic() - began < 20
-    why = "it took longer than 1 s (env.deadline_s)" if name == "hang" else "its process ended with status 3"
+    why = "it took longer than 1 s (env.deadline_s)" if name == "hang" else "its process ended (exit status 3)"
     assert bad.ended() == Episode(turns=1, calls=2, failures=2, reward=0.0, died=why)
     monkeypatch.undo()
     assert good.reply(turn(told, call("seen")), 200) is not None

@@ -335,7 +335,7 @@ def test_a_call_that_hangs_is_killed_and_after_two_no_more_are_made(own):
 
 def test_a_function_that_ends_its_process_is_started_again(own):
     rewards = own("leaves")
-    assert values(rewards, "leave") == ([None], {0: "its process ended with status 3"})
+    assert values(rewards, "leave") == ([None], {0: "its process ended (exit status 3)"})
     assert values(rewards, "stay") == ([1.0], {})
 
 
@@ -348,7 +348,7 @@ def test_a_function_that_ends_its_process_is_started_again(own):
         ("own:Scorer", "it is a class, not a function"),
         ("broken:fn", "SyntaxError: invalid syntax (broken.py, line 1)"),
         ("raises:fn", "RuntimeError: no card (raises.py, line 1)"),
-        ("leaves:fn", "its process ended with status "),
+        ("leaves:fn", "its process ended (exit status "),
     ],
 )
 def test_a_function_that_cannot_be_imported_is_named(own, target, words):
@@ -438,7 +438,7 @@ def test_the_row_that_is_named_is_one_whose_call_failed(own):
             calls.ask(0, Group(Prompt("q", "1", "", (), row, ""), (completion("leave"),)))
             calls.settle()
     found = rewards.missing["leaves"]
-    assert (found.row, found.why) == (8, "its process ended with status 3")
+    assert (found.row, found.why) == (8, "its process ended (exit status 3)")
 
 
 def test_the_parts_of_a_score_and_its_total(folder):

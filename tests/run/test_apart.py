@@ -46,7 +46,7 @@ def test_any_other_error_is_named_with_its_traceback():
 @pytest.mark.parametrize(
     ("kind", "says", "name"),
     [
-        ("abort", "the child process that ran vLLM was ended by SIGABRT", "SIGABRT"),
+        ("abort", "the child process that ran vLLM was killed by SIGABRT", "SIGABRT"),
         ("exit", "the child process that ran vLLM ended with status 7 before its work was done", None),
     ],
 )

@@ -182,7 +182,7 @@ def test_a_run_survives_an_engine_that_aborts(tiny_arguments, tmp_path):
     faults = [{"at": "sampling", "abort": True}, {"at": "going to sleep"}]
     done, out = script(tmp_path, faults, *tiny_arguments, run=started_anew)
     assert survived(done, out) == [("running", "restart"), ("going to sleep", "transformers")]
-    assert "ended by SIGABRT" in done.stderr
+    assert "killed by SIGABRT" in done.stderr
 
 
 @pytest.mark.slow
