@@ -1,9 +1,12 @@
 """The types that every package shares: prompt, completion, score, group, adapter snapshot. Frozen, and free of heavy imports.
 
-Dimension letters in the names of tensors, everywhere in microrl:
-B rows of a micro-batch, N of a mini-batch or any flat count; T completion tokens, L prompt tokens; P prompts, G completions of
-one prompt; V vocabulary, D hidden size; O out features, I in features, R rank of an adapter, rows in the engines; C, K a chunk's
-rows and its vocabulary; S seeds, Q questions; 1 a dimension kept for broadcasting.
+Dimension letters in the names of tensors:
+B rows of a micro-batch, N of a mini-batch or any flat count, M another one; T completion tokens, L prompt tokens; P prompts, G
+completions of one prompt; V vocabulary, D hidden size, a head's in attention; H heads; O out features, I in features, R rank of
+an adapter; C, K a chunk's rows and a teacher's likeliest tokens; S seeds; X any dimensions; 1 a dimension kept for broadcasting.
+Some differ elsewhere. In the engines: R rows, L positions of the cache, C its capacity, S slots. In attention: K key heads or
+keys, Q queries, G query heads of a key head; in `rollout.plain_step`: S a head's size. In evaluation: R simulated studies, Q
+questions. K is also an inner dimension, or parts of the reward; C classes in `diagnostics.kl_bound`.
 """
 
 from __future__ import annotations

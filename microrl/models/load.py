@@ -74,7 +74,7 @@ def load(config: ModelConfig, progress: Progress = unseen) -> LoadedModel:
     else:
         if hub.is_to_be_downloaded(config.name) and hub.reachable():
             download(config.name, progress)
-        model, tokenizer = _load_pretrained(config.name, path, dtype)
+        model, tokenizer = _load_pretrained(config.name, dtype)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if config.quant is None:
@@ -134,7 +134,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     return _read(config.name, lambda: AutoTokenizer.from_pretrained(_source(config.name), **NO_CODE))
 
 
-def _load_pretrained(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
+def _load_pretrained(name: str, dtype: torch.dtype) -> LoadedModel:
     source = _source(name)
     if _read(name, lambda: find_adapter_config_file(source)) is not None:  # which transformers would load, by PEFT's own rules
         raise UserError(

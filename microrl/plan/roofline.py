@@ -100,7 +100,7 @@ def _timing(work: Workload, rates: Rates, sizes: Memory, way: Way) -> Timing:
         decode = decode_factor(point, way)
     step = {"sync": way.sync_s, "generate": decode * generate, "verify": verify * len(work.rounds), "update": update.seconds}
     if config.loss.beta > 0:
-        step["reference"] = _forward(work, rates, work.rows)
+        step["reference"] = _forward(work, rates)
     if sleep_wake := _sleep_wake(work, sizes):
         step["sleep_wake"] = sleep_wake
     sides = way.sync_s + step.get("sleep_wake", 0.0)
@@ -166,13 +166,13 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
         "launches": passes * launching,
     }
     if work.teacher is not None:
-        parts["teacher"] = _forward(replace(work, shape=work.teacher.shape), rates, work.rows)
+        parts["teacher"] = _forward(replace(work, shape=work.teacher.shape), rates)
         if work.config.distill.top_k is not None and not on_cpu:
             parts["teacher"] += completion * work.shape.vocab * 4 * efficiency.DIVERGENCE_TOUCHES / rates.stream
     if work.minibatches > 1:
-        parts["log-probabilities before"] = _forward(work, rates, work.rows)
+        parts["log-probabilities before"] = _forward(work, rates)
     if work.config.optim.step_kl is not None:  # of some rows, before and after, in some steps
-        parts["size of the step"] = 2 * _forward(work, rates, work.rows) / SCORED / EVERY
+        parts["size of the step"] = 2 * _forward(work, rates) / SCORED / EVERY
     return Update({name: seconds for name, seconds in parts.items() if seconds}, elementwise, base + head + products)
 
 
@@ -219,7 +219,7 @@ def _elementwise_bytes(work: Workload, passes: float) -> float:
     return efficiency.TOUCHES * work.shape.layers * saved * tokens + mixed
 
 
-def _forward(work: Workload, rates: Rates, rows: float) -> float:
+def _forward(work: Workload, rates: Rates) -> float:
     """A pass without a gradient over the batch: the reference, or the log-probabilities before several optimizer steps."""
     completion, tokens = _tokens(work)
     work_ops = 2 * work.shape.body * tokens + _attention(work) * tokens + 2 * work.shape.head * completion

@@ -87,7 +87,7 @@ class Display:
             )
         self._live.update(Text(f"{self._head}{self._said}; {self.times()}"), refresh=True)
 
-    def ended(self, trial: PlannedTrial, status: int, why: str) -> None:
+    def ended(self, trial: PlannedTrial, why: str) -> None:
         self.close()
         (line,) = [line for line in lines(self._folder) if line.trial.name == trial.name]
         if why:

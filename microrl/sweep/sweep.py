@@ -95,7 +95,7 @@ def end(folder: SweepFolder, trial: PlannedTrial, status: int, why: str, show: D
         folder.event(trial.name, REFUSED, why, hint=_last(folder.log(trial.name), "hint: "), status=status)
     else:
         folder.event(trial.name, FAILED if why else "ended", why, status=status)
-    show.ended(trial, status, why)
+    show.ended(trial, why)
 
 
 def bounded(folder: SweepFolder, config: RunConfig, hours: float | None) -> RunConfig:
