@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from microrl.errors import UserError
 from microrl.types import Completion
 
-_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+LISTED = re.compile(r"<\|tool_call_start\|>(.*?)(?:<\|tool_call_end\|>|$)", re.DOTALL)
+BARE = re.compile(r"(?:<\|python_tag\|>)?\s*(?=\{)")
+"""At the beginning of a turn, all of which is calls then."""
 _FUNCTION = re.compile(r"\s*<function=([^>]*)>(.*?)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_LISTED = re.compile(r"<\|tool_call_start\|>(.*?)(?:<\|tool_call_end\|>|$)", re.DOTALL)
-_BARE = re.compile(r"(?:<\|python_tag\|>)?\s*(?=\{)")
 NO_JSON = "the call is not valid JSON"
 _TRIED = {"count": 3, "text": "so"}
 
@@ -73,7 +74,7 @@ def _tagged(text: str, tools: Schemas) -> Iterator[Call]:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen2.5, Qwen3, SmolLM3), or with
     `<function=NAME><parameter=KEY>VALUE</parameter></function>` inside (Qwen3-Coder, Qwen3.5, Nemotron 3); as often as the text
     has it."""
-    for match in _TAGGED.finditer(text):
+    for match in TAGGED.finditer(text):
         if (function := _FUNCTION.fullmatch(match[1])) is not None:
             yield Call(function[1], _typed(function[1], dict(_PARAMETER.findall(function[2])), tools))
         else:
@@ -95,7 +96,7 @@ def _typed(name: str, texts: Mapping[str, str], tools: Schemas) -> dict[str, Any
 
 def _bare(text: str, tools: Schemas) -> Iterator[Call]:
     """A turn that is `{"name": ..., "parameters": {...}}`, or several of them with semicolons between (Llama 3.1 and later)."""
-    start = _BARE.match(text)
+    start = BARE.match(text)
     if start is None:
         return
     place, decoder = start.end(), json.JSONDecoder()
@@ -112,7 +113,7 @@ def _bare(text: str, tools: Schemas) -> Iterator[Call]:
 
 def _listed(text: str, tools: Schemas) -> Iterator[Call]:
     """`<|tool_call_start|>[NAME(KEY=VALUE, ...), ...]<|tool_call_end|>`, as Python writes them (LFM2)."""
-    for match in _LISTED.finditer(text):
+    for match in LISTED.finditer(text):
         try:
             calls = ast.parse(match[1].strip(), mode="eval").body
             for one in calls.elts if isinstance(calls, ast.List) else [calls]:

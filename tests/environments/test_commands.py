@@ -167,6 +167,16 @@ def test_a_transcript_is_read_as_its_turns(transcript):
     assert turns("<tool_call>{") == [("call", "{")], "cut at the limit"
 
 
+def test_a_bare_call_is_told_from_an_answer_in_json():
+    """As Llama 3.1 writes calls: without a mark, or after one."""
+    call = '{"name": "add", "parameters": {"a": 1}}'
+    head = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    talk = f"{call}<|eot_id|>{head.format('ipython')}3<|eot_id|>{head.format('assistant')}It is {{3}}.<|eot_id|>"
+    assert turns(talk) == [("call", call), ("tool", "3"), ("model", "It is {3}.")]
+    assert turns(f"<|python_tag|>{call}<|eom_id|>") == [("call", call)]
+    assert turns('{"name": "Bob"}<|im_end|>') == [("model", '{"name": "Bob"}')]
+
+
 def test_two_answers_to_one_turn_are_two():
     answers = (
         "<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>\n"
