@@ -140,6 +140,16 @@ class Group:
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...] = ()
 
+    @property
+    def has_mixed_accuracy(self) -> bool:
+        """DAPO's filter (dynamic sampling): some completions are right and some are not."""
+        return len({score.accuracy for score in self.scores if score.is_valid}) > 1
+
+    @property
+    def has_mixed_rewards(self) -> bool:
+        """The same filter where accuracy has no weight: the rewards differ."""
+        return len({score.total for score in self.scores if score.is_valid}) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

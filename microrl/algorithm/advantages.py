@@ -1,4 +1,4 @@
-"""From a group's rewards to advantages, and which groups are worth keeping. Pure functions."""
+"""From a group's rewards to advantages. Pure functions."""
 
 from __future__ import annotations
 
@@ -81,13 +81,3 @@ def shuffled(groups: Sequence[Group], seed: str) -> list[Group]:
     """The groups, each with its scores in a random order: the same rewards, which say nothing about the completions any more."""
     draw = random.Random(seed)
     return [replace(group, scores=tuple(draw.sample(group.scores, len(group.scores)))) for group in groups]
-
-
-def has_mixed_accuracy(group: Group) -> bool:
-    """DAPO's filter (dynamic sampling): some completions are right and some are not."""
-    return len({score.accuracy for score in group.scores if score.is_valid}) > 1
-
-
-def has_mixed_rewards(group: Group) -> bool:
-    """The same filter where accuracy has no weight: the rewards differ."""
-    return len({score.total for score in group.scores if score.is_valid}) > 1

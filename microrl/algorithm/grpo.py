@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from microrl.algorithm import loss as terms
-from microrl.algorithm.advantages import has_mixed_accuracy, has_mixed_rewards, of_groups
+from microrl.algorithm.advantages import of_groups
 from microrl.config import RunConfig
 from microrl.config.reward import gdpo_weights
 from microrl.types import Completion, Group, Score
@@ -79,7 +79,7 @@ class Algorithm:
 
     def is_mixed(self, group: Group) -> bool:
         """Whether a group can teach: right and wrong answers, or, where accuracy is no part of the reward, unequal rewards."""
-        return (has_mixed_accuracy if self.reward.accuracy_weight else has_mixed_rewards)(group)
+        return group.has_mixed_accuracy if self.reward.accuracy_weight else group.has_mixed_rewards
 
     def keeps(self, group: Group) -> bool:
         """Whether a group is trained on; the others are replaced by more sampling (DAPO's dynamic sampling)."""

@@ -148,9 +148,9 @@ def deaths(groups: Sequence[Group]) -> Counter[str]:
 
 def is_useful(group: Group, weights: Mapping[str, float] | None = None) -> bool:
     """Whether a group has a gradient: the rewards of its completions differ, or with `weights` one of their parts does."""
-    rewarded = [score for score in group.scores if score.is_valid]
     if weights is None:
-        return len({score.total for score in rewarded}) > 1
+        return group.has_mixed_rewards
+    rewarded = [score for score in group.scores if score.is_valid]
     return any(len({score.part(name) for score in rewarded}) > 1 for name, weight in weights.items() if weight)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from microrl import algorithm, clock
-from microrl.algorithm.advantages import has_mixed_rewards
 from microrl.config import RunConfig
 from microrl.limits import has_time, next_round
 from microrl.rollout.engine import SyncReport
@@ -117,4 +116,4 @@ def difficulty(config: RunConfig, group: Group) -> float:
     """Share of right answers; where accuracy is no part of the reward, 1/2 for rewards that differ, and 0 for equal ones."""
     if config.reward.accuracy_weight:
         return sum(score.accuracy for score in group.scores) / len(group.scores)
-    return 0.5 if has_mixed_rewards(group) else 0.0
+    return 0.5 if group.has_mixed_rewards else 0.0
