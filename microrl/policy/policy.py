@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from microrl import algorithm
+from microrl import algorithm, clock
 from microrl.adapters.attach import attach
 from microrl.algorithm.batch import Batch, Row, sample_without_gradient, split_evenly
 from microrl.algorithm.grpo import Tokens
@@ -172,12 +172,15 @@ class Policy:
         ]
         attempt = partial(self._steps, minibatches, check_deadline, progress)
         watched = step_kl.every(SCORED, batch.rows) if measures_kl and any(map(self._has_gradient, batch.rows)) else []
+        began_s = clock.now_s()
         before = retry_with_smaller_microbatches(self, minibatches, partial(self.logprobs, watched, check_deadline))
         kept = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters] if watched and target_kl else []
+        measuring_s = clock.now_s() - began_s
         with self.threads():
             metrics = self.run(minibatches, attempt)
         self.is_consistent = False
         self.version += 1
+        began_s = clock.now_s()
         if metrics.grad_norms and watched:
 
             def measure() -> float:
@@ -187,6 +190,7 @@ class Policy:
             metrics.moved = measure()
             if kept and target_kl:
                 metrics.fraction, metrics.moved = step_kl.shrink(self.parameters, kept, metrics.moved, target_kl, measure)
+        metrics.step_kl_s = measuring_s + clock.now_s() - began_s if watched else 0.0
         return metrics.result()
 
     def run(self, minibatches: Sequence[Sequence[Row]], attempt: Callable[[], Result]) -> Result:

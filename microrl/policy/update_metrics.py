@@ -28,6 +28,7 @@ class Update:
     clip_fraction: float
     grad_norm: float | None
     step_kl: float | None
+    step_kl_s: float
     skipped: int
     reason: str | None
     fraction: float = 1.0
@@ -53,6 +54,7 @@ class Update:
             "policy/clip_fraction": self.clip_fraction,
             "policy/grad_norm": self.grad_norm,
             "policy/step_kl": self.step_kl,
+            "time/step_kl": self.step_kl_s,
             "distill/kl": self.distill_kl,
             "distill/teacher_entropy": self.teacher_entropy,
             "distill/agreement": self.agreement,
@@ -87,6 +89,8 @@ class UpdateMetrics:
         self._skipped = 0
         self.moved: float | None = None
         """How far the steps have moved the policy, nats a token; None where nothing asked for it, and nothing has moved."""
+        self.step_kl_s = 0.0
+        """Seconds of measuring that, and of shrinking the step."""
         self.fraction = 1.0
         self.reason: str | None = None
 
@@ -158,6 +162,7 @@ class UpdateMetrics:
             impossible_tokens=sums["impossible_tokens"],
             grad_norm=sum(self.grad_norms) / len(self.grad_norms) if self.grad_norms else None,
             step_kl=self.moved,
+            step_kl_s=self.step_kl_s,
             fraction=self.fraction,
             skipped=self._skipped,
             reason=self.reason,

@@ -108,7 +108,7 @@ def test_measuring_a_fixed_rates_step_does_not_end_training(inside, tiny_argumen
     done = inside("train", *tiny_arguments, *reward, "--steps", 1, "--lr", 0.002, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     (row,) = rows(tmp_path / "run")
-    assert row["policy/step_kl"] > 0
+    assert row["policy/step_kl"] > 0 and 0 < row["time/step_kl"] < row["time/update"]
     assert '"kind": "out of memory", "message": "in the update: ' in (tmp_path / "run" / "events.jsonl").read_text()
 
 
