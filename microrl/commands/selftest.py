@@ -58,8 +58,8 @@ def run() -> dict[str, Any]:
     groups, _ = generate(policy.snapshot(), 1)
     began = clock.now_s()
     rows = tuple(
-        Row(group.prompt.token_ids, completion.token_ids, completion.logprobs, (-1.0) ** number, True, place)
-        for place, group in enumerate(groups)
+        Row(group.prompt.token_ids, completion.token_ids, completion.logprobs, (-1.0) ** number, True, index)
+        for index, group in enumerate(groups)
         for number, completion in enumerate(group.completions)
     )
     update = policy.update(Batch(rows, len(groups), policy.version), lr=0.01)

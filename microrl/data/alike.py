@@ -56,7 +56,7 @@ def alike(texts: Sequence[str]) -> list[int]:
         for cluster, number in shared.items():
             if number >= ALIKE * max(len(own), sizes[cluster]):
                 parents[root(new)] = root(cluster)
-    return [root(clusters[pattern]) if pattern in clusters else -1 - place for place, pattern in enumerate(patterns)]
+    return [root(clusters[pattern]) if pattern in clusters else -1 - index for index, pattern in enumerate(patterns)]
 
 
 def _pattern(text: str) -> Words:

@@ -51,7 +51,7 @@ def sequences(text_words: Words, run: int = LENGTH) -> set[Words]:
 
 def overlaps(training: Iterable[str], benchmarks: Mapping[str, Sequence[str]]) -> dict[str, list[Overlap]]:
     """For each benchmark its overlaps with training questions, ordered by its questions."""
-    looked_for = {(name, place): words(text) for name, texts in benchmarks.items() for place, text in enumerate(texts)}
+    looked_for = {(name, index): words(text) for name, texts in benchmarks.items() for index, text in enumerate(texts)}
     asked = {owner: sequences(text_words) for owner, text_words in looked_for.items()}
     owners: dict[Words, list[tuple[str, int]]] = defaultdict(list)
     for owner, own in asked.items():
@@ -60,22 +60,22 @@ def overlaps(training: Iterable[str], benchmarks: Mapping[str, Sequence[str]]) -
     hits: dict[int, tuple[int, list[Words]]] = {}
     uses: Counter[Words] = Counter()
     given = [words(text) for text in training]
-    for place in _suspects(given, looked_for.values()):
-        own = sequences(given[place])
+    for index in _suspects(given, looked_for.values()):
+        own = sequences(given[index])
         shared = [sequence for sequence in own if sequence in owners]
         if shared:
-            hits[place] = len(own), shared
+            hits[index] = len(own), shared
             uses.update(shared)
     stock = {sequence for sequence, number in uses.items() if number > STOCK}
     telling = {owner: len(own - stock) for owner, own in asked.items()}
     overlaps_by_benchmark: dict[str, list[Overlap]] = {name: [] for name in benchmarks}
-    for place, (own_count, shared) in hits.items():
+    for index, (own_count, shared) in hits.items():
         left = [sequence for sequence in shared if sequence not in stock]
         common = Counter(owner for sequence in left for owner in owners[sequence])
         shorter = own_count - (len(shared) - len(left))
         for owner, number in common.items():
             name, question = owner
-            overlaps_by_benchmark[name].append(Overlap(question, place, number / min(telling[owner], shorter)))
+            overlaps_by_benchmark[name].append(Overlap(question, index, number / min(telling[owner], shorter)))
     return {name: sorted(pairs) for name, pairs in overlaps_by_benchmark.items()}
 
 
@@ -98,4 +98,4 @@ def _suspects(given: Sequence[Words], looked_for: Iterable[Words]) -> list[int]:
     ends = np.cumsum([len(text) for text in given])
     matches = np.flatnonzero(np.isin(hashes(given), wanted))
     suspects = set(np.searchsorted(ends, matches, side="right").tolist())
-    return sorted(suspects | {place for place, text in enumerate(given) if len(text) < LENGTH})
+    return sorted(suspects | {index for index, text in enumerate(given) if len(text) < LENGTH})

@@ -72,16 +72,16 @@ def power(study: Study, *, questions: int, samples: int, seeds: int = 1) -> floa
 def questions_needed(study: Study, *, samples: int, seeds: int = 1) -> int | None:
     """Fewest questions that show the gain nine times in ten; None if 200,000 do not."""
     counts = range(5, MOST + 1)
-    place = bisect_left(counts, POWER, key=lambda count: power(study, questions=count, samples=samples, seeds=seeds))
-    return None if place == len(counts) else counts[place]
+    index = bisect_left(counts, POWER, key=lambda count: power(study, questions=count, samples=samples, seeds=seeds))
+    return None if index == len(counts) else counts[index]
 
 
 def smallest_gain(*, questions: int, samples: int) -> float | None:
     """Smallest gain, to a thousandth, that one seed shows nine times in ten with the other assumptions of `Study`; None if even
     the largest possible one is not."""
     gains = [gain / 1000 for gain in range(1, int(1000 * (1 - ACCURACY)))]
-    place = bisect_left(gains, POWER, key=lambda gain: power(Study(gain), questions=questions, samples=samples))
-    return None if place == len(gains) else gains[place]
+    index = bisect_left(gains, POWER, key=lambda gain: power(Study(gain), questions=questions, samples=samples))
+    return None if index == len(gains) else gains[index]
 
 
 def _variances(study: Study, samples: int, seeds: int) -> tuple[float, float]:

@@ -122,11 +122,11 @@ def p_value(interval: Interval) -> float:
 def holm(p_values: Sequence[float | None], family: int | None = None) -> list[float | None]:
     """These p-values adjusted for their number (Holm 1979): that one of equal methods is told from another by an adjusted one
     below 0.05 happens in at most 5 % of families. `family`: number of comparisons that these were chosen from, if more."""
-    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     left, last = max(family or 0, len(known)), 0.0
-    for rank, (p, place) in enumerate(known):
-        adjusted[place] = last = max(last, min((left - rank) * p, 1.0))
+    for rank, (p, index) in enumerate(known):
+        adjusted[index] = last = max(last, min((left - rank) * p, 1.0))
     return adjusted
 
 

@@ -70,8 +70,8 @@ class DecodingBatch:
             # What all rows are padded with is dropped.
             parts.append((self._cache, rows, self._width - int(lengths_R.max())))
         unread, fresh = [len(ids) - row.length for ids, row in zip(prompts, kept)], prompts[len(kept) :]
-        begun = ((prompts[place], kept[place]) for place in pieces(unread))
-        read = [*begun, *((fresh[place], ()) for place in pieces(map(len, fresh)))]
+        begun = ((prompts[span], kept[span]) for span in pieces(unread))
+        read = [*begun, *((fresh[span], ()) for span in pieces(map(len, fresh)))]
         is_all = not parts and len(read) == 1 and set(counts) == {1}  # what is read then is the batch, and is not copied into it
         for piece, begins in read:
             cache, lengths_P, logits_PV = self._prefill(piece, begins, self._capacity if is_all else None)

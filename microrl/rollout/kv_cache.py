@@ -115,13 +115,13 @@ class InPlaceCache(Cache):
     def begin(self, kept: Sequence[KeptRow], lengths: Sequence[int], width: int) -> None:
         """Hold the first `lengths` tokens of each of these rows, all of which end at `width`."""
         together: dict[tuple[int, int], list[int]] = {}
-        for place, (row, length) in enumerate(zip(kept, lengths, strict=True)):
-            together.setdefault((id(row.copy), row.start + length), []).append(place)
+        for index, (row, length) in enumerate(zip(kept, lengths, strict=True)):
+            together.setdefault((id(row.copy), row.start + length), []).append(index)
         ends = []
-        for (_, end), places in together.items():
+        for (_, end), indices in together.items():
             # Rows that end at the same place are copied together. What lies before the shorter ones is padding there, too.
-            rows, start = _index([kept[place].row for place in places]), min(kept[place].start for place in places)
-            ends.append((kept[places[0]].copy, rows, start, end, _index(places)))
+            rows, start = _index([kept[index].row for index in indices]), min(kept[index].start for index in indices)
+            ends.append((kept[indices[0]].copy, rows, start, end, _index(indices)))
         for number, layer in enumerate(self.layers):
             blocks = [_Block(states, rows, start, end, at) for copy, rows, start, end, at in ends if (states := copy[number])]
             if blocks:

@@ -62,8 +62,8 @@ class OwnCacheBatch(DecodingBatch):
         places = torch.arange(sum(counts), device=rows.device).split(list(counts))
         computed = []
         for numbers in of_length.values():
-            for place in pieces(len(prompts[number]) for number in numbers):
-                joining = numbers[place]
+            for span in pieces(len(prompts[number]) for number in numbers):
+                joining = numbers[span]
                 states_PD, cache = _forward(self._model, torch.tensor([prompts[number] for number in joining]))
                 counts_P = torch.tensor([counts[number] for number in joining], device=rows.device)
                 repeated_R = torch.arange(len(joining), device=rows.device).repeat_interleave(counts_P)

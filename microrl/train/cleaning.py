@@ -87,7 +87,7 @@ def without_contamination(
             folder.event("contamination", f"{name}: {benchmark}", benchmark=name, near=benchmark.near, removed=benchmark.removed)
             console.note(f"{warns}{name}: {benchmark} ({contamination.RECORD})")
     left_out = Counter(f"nearly the same as in {name}" for name in drops.values())
-    return [question for place, question in enumerate(training) if place not in drops], left_out
+    return [question for index, question in enumerate(training) if index not in drops], left_out
 
 
 def report_left_out(left_out: Mapping[str, Mapping[str, int]], folder: RunFolder, console: RunConsole) -> None:

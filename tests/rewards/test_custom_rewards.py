@@ -138,7 +138,7 @@ def own(folder):
 
 def values(rewards, *texts, row='{"level": 3}'):
     ((_, found, failures),) = rewards.values_of(["the prompt"] * len(texts), texts, [row] * len(texts))
-    return found, {failure.place: failure.why for failure in failures}
+    return found, {failure.completion: failure.why for failure in failures}
 
 
 # ---- names and weights

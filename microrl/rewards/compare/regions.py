@@ -89,16 +89,16 @@ def _solutions(chain: Chain, letters: set[str]) -> list[Interval]:
         if not isinstance(part, Value) or part.unit is not None:
             raise NoRegion
         trees.append(part.tree)
-    places = [number for number, tree in enumerate(trees) if letters_of(tree)]
-    if len(places) != 1 or not is_name(chain.parts[places[0]]) or any(mark not in FLIPPED for mark in chain.marks):
+    indices = [number for number, tree in enumerate(trees) if letters_of(tree)]
+    if len(indices) != 1 or not is_name(chain.parts[indices[0]]) or any(mark not in FLIPPED for mark in chain.marks):
         raise NoRegion
-    place = places[0]
-    letters.add(repr(trees[place]))
+    index = indices[0]
+    letters.add(repr(trees[index]))
     bounds = []  # what the letter is, as marks seen from it
-    if place > 0:
-        bounds.append((FLIPPED[chain.marks[place - 1]], trees[place - 1]))
-    if place < len(trees) - 1:
-        bounds.append((chain.marks[place], trees[place + 1]))
+    if index > 0:
+        bounds.append((FLIPPED[chain.marks[index - 1]], trees[index - 1]))
+    if index < len(trees) - 1:
+        bounds.append((chain.marks[index], trees[index + 1]))
     if len(trees) > 3 or len(bounds) != len(trees) - 1:
         raise NoRegion
     low, high, low_open, high_open = MINUS_INFINITY, INFINITY, True, True

@@ -234,16 +234,16 @@ def _random_points(names: frozenset[str]) -> list[dict[str, Fraction]]:
     """
     ordered = sorted(names)
     positive = [(100, 900)] * 3 + [(1700, 3000), (3200, 4700)]
-    points = [{name: _coordinate(place, each) for place, name in enumerate(ordered)} for each in positive]
+    points = [{name: _coordinate(index, each) for index, name in enumerate(ordered)} for each in positive]
     for half, each in ((ordered, (100, 900)), (ordered[::2], (100, 900)), (ordered[1::2] or ordered, (1700, 3000))):
-        signed = ((place, name, -1 if name in half else 1) for place, name in enumerate(ordered))
-        points.append({name: sign * _coordinate(place, each) for place, name, sign in signed})
+        signed = ((index, name, -1 if name in half else 1) for index, name in enumerate(ordered))
+        points.append({name: sign * _coordinate(index, each) for index, name, sign in signed})
     return points
 
 
-def _coordinate(place: int, numerators: tuple[int, int]) -> Fraction:
+def _coordinate(index: int, numerators: tuple[int, int]) -> Fraction:
     """Neither an integer, nor one together with another name's: a binomial coefficient, for example, has poles there."""
-    prime, number = _PRIMES[place % len(_PRIMES)], _random.randrange(*numerators)
+    prime, number = _PRIMES[index % len(_PRIMES)], _random.randrange(*numerators)
     return Fraction(number + (number % prime == 0), prime)
 
 

@@ -44,9 +44,9 @@ Value = float | None
 
 
 class Failure(NamedTuple):
-    """Completion number `place` of a call got no value, and why."""
+    """The completion at this index of a call got no value, and why."""
 
-    place: int
+    completion: int
     why: str
 
 
@@ -195,10 +195,10 @@ class Calls:
             for reward, future in zip(self.rewards, futures, strict=True):
                 values, failures = future.result()
                 self._note(reward.function.name, group.prompt.row, failures)
-                failed = {failure.place for failure in failures}
-                for place, value in enumerate(values):
-                    if value is not None or place in failed or not reward.is_by_name:
-                        given[place][reward.function.name] = value
+                failed = {failure.completion for failure in failures}
+                for index, value in enumerate(values):
+                    if value is not None or index in failed or not reward.is_by_name:
+                        given[index][reward.function.name] = value
             by_position[position] = given
         return by_position
 

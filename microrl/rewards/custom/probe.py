@@ -45,7 +45,7 @@ def probe(rewards: CustomRewards, prompts: Sequence[Prompt], data: str) -> list[
             for failure in failures:
                 raise UserError(
                     f"{data}, row {prompt.row}: the reward `{function.target}` gives no value for the completion "
-                    f"{completions[failure.place][:100]!r}: {failure.why}",
+                    f"{completions[failure.completion][:100]!r}: {failure.why}",
                     "it gets (prompts, completions, rows), or TRL's arguments by name, and returns a list with a finite number "
                     "or None for each completion; "
                     "a slow one needs a longer reward.function_deadline_s",
