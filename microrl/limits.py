@@ -43,7 +43,7 @@ SCORED = 8
 FIRST, EVERY = 8, 4
 """With `optim.step_kl`, each of the first steps is measured, and later one in so many: measuring all of them would take a fifth
 of a step's time on the tiny model, where small operations cost as much as large ones."""
-SHRUNK_ABOVE, SHRUNK_AT_MOST = 30, 3
+SHRUNK_ABOVE, MAX_SHRINKS = 30, 3
 """With `optim.step_kl`, a step that has moved the policy so many times as far as it should is taken back in part, and so often at
 most. After SFT, SmolLM2's first step at the automatic rate was 10,000 times too large: nothing was right any more."""
 FIXED = 4

@@ -22,7 +22,7 @@ _SECRET = re.compile("(token|key|password)$")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _EXAMPLE = "a line of it: `learning_rate: 1.0e-5`"
 _BATCH = "per_device_train_batch_size, gradient_accumulation_steps, num_processes, steps_per_generation, generation_batch_size"
-_LEAST = dict.fromkeys(["num_generations", *_BATCH.split(", ")], 1) | {"warmup_steps": 0, "max_steps": -1}
+_MIN = dict.fromkeys(["num_generations", *_BATCH.split(", ")], 1) | {"warmup_steps": 0, "max_steps": -1}
 """The least that each number can be that others are computed from."""
 Setting = tuple[str, Any, str]
 """Our key, its value, and the keys of TRL that it is from; after a colon it is explained."""
@@ -72,7 +72,7 @@ def _derived(given: dict[str, Any]) -> Iterator[Setting]:
 
     TRL counts completions, and its steps are updates; microrl counts prompts, and its steps are rounds of sampling.
     """
-    for name, least in _LEAST.items():
+    for name, least in _MIN.items():
         value = given.get(name, least)
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 2**31:
             raise UserError(f"`{name}` cannot be `{_shown(value)}`", f"a number of at least {least}")

@@ -13,7 +13,7 @@ from microrl.data.read import Distinct, Row, rows_of_arrow, rows_of_file
 from microrl.errors import UserError, did_you_mean
 from microrl.files import read_json
 
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 DEEPEST = 3
 """Levels of folders that are looked through."""
 _SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
@@ -73,8 +73,8 @@ def _files(folder: Path) -> list[PurePosixPath]:
             if is_data_file(entry.name) and entry.name not in _RECORDS and entry.is_file()
         ]
         level = [entry for entry in entries if entry.is_dir()]
-        if len(data_files) + len(level) > MOST_FILES:
-            raise UserError(f"{folder} has more than {MOST_FILES:,} files", "pass one of its files")
+        if len(data_files) + len(level) > MAX_FILES:
+            raise UserError(f"{folder} has more than {MAX_FILES:,} files", "pass one of its files")
     return data_files
 
 

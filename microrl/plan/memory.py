@@ -20,7 +20,7 @@ from microrl.limits import (
     buffer_rank,
     chunk_elements,
 )
-from microrl.plan.reserve import CONTEXT_BYTES, FRAGMENTS, LIBRARIES, LIBRARY_BYTES, Reserve, most_rows, reserve, served
+from microrl.plan.reserve import CONTEXT_BYTES, FRAGMENTS, LIBRARIES, LIBRARY_BYTES, Reserve, max_rows, reserve, served
 from microrl.plan.shapes import Shape
 from microrl.plan.workload import LENGTH_FRACTION, MOMENT_BYTES, Workload
 
@@ -267,7 +267,7 @@ def _concurrency(work: Workload, cache: float) -> float:
         tokens = work.prompt + work.limit
     per_row = work.shape.row_bytes(tokens, work.dtype_bytes)
     evaluated = work.config.evaluation.problems * work.config.evaluation.samples
-    most = most_rows(work.config) if work.has_vllm else max(work.rows, evaluated)
+    most = max_rows(work.config) if work.has_vllm else max(work.rows, evaluated)
     return max(1.0, min(cache / per_row, most))
 
 
@@ -281,7 +281,7 @@ def _activations(work: Workload, tokens: float) -> float:
 def _wanted_cache(work: Workload) -> float:
     """Keys and values that the batch can use at its longest, or that the configuration asks for."""
     config = work.config
-    return most_rows(config) * min_cache(work) if config.engine.max_kv_gb is None else config.engine.max_kv_gb * GB
+    return max_rows(config) * min_cache(work) if config.engine.max_kv_gb is None else config.engine.max_kv_gb * GB
 
 
 def _cache(work: Workload, left: float) -> float:

@@ -103,7 +103,7 @@ def served(config: RunConfig, shape: Shape, dtype_bytes: int, length: int, capab
         shape=shape,
         dtype_bytes=dtype_bytes,
         head_bytes=4 if config.model.head_dtype == "float32" else dtype_bytes,
-        rows=most_rows(config),
+        rows=max_rows(config),
         length=length,
         row_bytes=shape.row_bytes(tokens, dtype_bytes),
         rank=rank,
@@ -114,7 +114,7 @@ def served(config: RunConfig, shape: Shape, dtype_bytes: int, length: int, capab
     )
 
 
-def most_rows(config: RunConfig) -> int:
+def max_rows(config: RunConfig) -> int:
     """Completions that vLLM is built to decode at a time."""
     rows = config.sampling.prompts_per_step * config.sampling.group_size
     return min(max(rows, config.evaluation.samples), MAX_SEQUENCES)

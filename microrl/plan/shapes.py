@@ -10,7 +10,7 @@ from microrl.config.adapter import BaseAdapterConfig, Linear, TargetedConfig, ch
 from microrl.errors import UserError
 from microrl.plan.layers import LLAMA, DeltaNet, Layer, Product, Sizes, decoder, family_of, lfm2_width
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """Of a configuration that is believed: each is counted apart."""
 
 
@@ -64,8 +64,8 @@ class Shape(Sizes):
             head_dim = int(config.get("head_dim") or family.head_dim or hidden // max(heads, 1))
             if model_type == "lfm2":
                 inner = lfm2_width(config, inner)
-            if min(hidden, layers, inner, heads, kv_heads, head_dim, vocab) < 1 or layers > MOST_LAYERS:
-                raise ValueError(f"a size is below 1, or there are more than {MOST_LAYERS:,} layers")
+            if min(hidden, layers, inner, heads, kv_heads, head_dim, vocab) < 1 or layers > MAX_LAYERS:
+                raise ValueError(f"a size is below 1, or there are more than {MAX_LAYERS:,} layers")
             sizes = Sizes(layers, hidden, inner, heads, kv_heads, head_dim)
             parts = decoder(model_type, family, config, sizes)
             if len(parts) != layers + 1:

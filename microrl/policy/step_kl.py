@@ -9,7 +9,7 @@ import torch
 
 from microrl.algorithm.batch import Row
 from microrl.algorithm.loss import k3
-from microrl.limits import SHRUNK_ABOVE, SHRUNK_AT_MOST
+from microrl.limits import MAX_SHRINKS, SHRUNK_ABOVE
 
 
 def every(count: int, rows: Sequence[Row]) -> list[Row]:
@@ -35,7 +35,7 @@ def shrink(
     left, 1.0 where it was not too large, and the KL at its end.
     """
     fraction = 1.0
-    for _ in range(SHRUNK_AT_MOST):
+    for _ in range(MAX_SHRINKS):
         if moved <= SHRUNK_ABOVE * target:
             break
         factor = math.sqrt(target / min(moved, 1.0)) if math.isfinite(moved) else math.sqrt(target)  # above 1, it tells no size

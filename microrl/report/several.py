@@ -19,7 +19,7 @@ from microrl.terminal import alike, counted
 
 CUT = ("evaluation cut", "SFT cut")
 """Kinds of findings that are told although they are not serious."""
-MOST = 3
+MAX_KINDS = 3
 """Kinds that are told; of more, their number is."""
 
 
@@ -38,9 +38,9 @@ def told_of(histories: Sequence[History], noun: str) -> list[str]:
             if kind in CUT or (one.is_serious and kind != "few updates"):
                 by_kind.setdefault(kind, []).append(one)
     ranked = sorted(by_kind.items(), key=lambda item: -len(item[1]))
-    sentences = [f"In {len(findings)} {of_runs}, {_typical(findings).text}" for _, findings in ranked[:MOST]]
-    if len(ranked) > MOST:
-        sentences.append(f"{len(ranked) - MOST} more kinds of trouble are in the report.")
+    sentences = [f"In {len(findings)} {of_runs}, {_typical(findings).text}" for _, findings in ranked[:MAX_KINDS]]
+    if len(ranked) > MAX_KINDS:
+        sentences.append(f"{len(ranked) - MAX_KINDS} more kinds of trouble are in the report.")
     few = sum(0 < updates(history) < FEW_UPDATES for history in histories)
     return sentences + (
         [f"{few} {of_runs} made fewer than {FEW_UPDATES} updates: the answer rests on short runs."] if few else []

@@ -21,7 +21,7 @@ from microrl.models.forward import kv_bytes_per_token
 from microrl.models.tensors import linears
 from microrl.plan.advice import sets, shorter
 from microrl.plan.memory import hand_over_bytes, trained_bytes
-from microrl.plan.reserve import Served, most_rows, reserve, served
+from microrl.plan.reserve import Served, max_rows, reserve, served
 from microrl.plan.shapes import Shape
 from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import capability, select_engine
@@ -84,7 +84,7 @@ def _vllm_settings(config: RunConfig, model: PreTrainedModel, longest: int) -> V
     engine = cast("AutoEngineConfig | VllmEngineConfig", config.engine)
     length = max(longest, MAX_TOKENS + 1)  # the probe has to fit, and the token that vLLM always adds
     layers = targets(model, config.adapter) or linears(model)
-    sequences = most_rows(config)
+    sequences = max_rows(config)
     if engine.max_kv_gb is not None:
         wanted = int(engine.max_kv_gb * 1e9)
     else:
@@ -138,7 +138,7 @@ def _fit_to_card(
     )
     level = gpu.sleep_level(sleep, engine_bytes=engine_bytes, total_bytes=total, can_release_cache=can_release_cache())
     fraction = min(engine_bytes + kv_bytes, int(0.9 * free)) / total
-    return replace(settings, kv_bytes=kv_bytes, capture_sizes=held.capture_sizes, memory_share=fraction, sleep=level)
+    return replace(settings, kv_bytes=kv_bytes, capture_sizes=held.capture_sizes, memory_fraction=fraction, sleep=level)
 
 
 def _cache_a_sequence(model: PreTrainedModel, length: int) -> int:

@@ -39,7 +39,7 @@ class SyncChoice:
         self._trials: dict[Mode, list[Trial]] = {"swap": [], "merge": []}
         self._change = 0.0
         """Nats a token that the trainer had changed by at the last swap; 0 where that could not be measured."""
-        self._least_change = 0.0
+        self._min_change = 0.0
         """From where on merging is tried."""
 
     def next(self) -> Mode:
@@ -47,7 +47,7 @@ class SyncChoice:
         and a merge that rounds every update away would look as good as any."""
         if self.decided is not None:
             return self.decided
-        may_merge = self._change > 0 and self._change >= self._least_change
+        may_merge = self._change > 0 and self._change >= self._min_change
         return "merge" if len(self._trials["swap"]) >= TRIALS and may_merge else "swap"
 
     def refusal(self, mode: Mode, reading: Reading, failure: str | None) -> str | None:
@@ -63,10 +63,10 @@ class SyncChoice:
         if failure is None and slope is not None and LOWEST_SLOPE <= slope <= HIGHEST_SLOPE:
             return None
         why = failure or ("the check's slope is not measurable" if slope is None else f"the check's slope is {slope:.3f}")
-        self._least_change = GROWTH * reading.change
+        self._min_change = GROWTH * reading.change
         return (
             f"not merging yet ({why}): sampling with swap; merging is tried again once the update has changed the "
-            f"log-probabilities by {self._least_change:.2g} nats per token"
+            f"log-probabilities by {self._min_change:.2g} nats per token"
         )
 
     def record(self, mode: Mode, trial: Trial) -> None:

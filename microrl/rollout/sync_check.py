@@ -25,7 +25,7 @@ TEXTS = (
 )
 MAX_TOKENS = 32
 """Of each text, so that a proof costs a few milliseconds."""
-CANARY_TIMES_NOISE, CANARY_LEAST = 20, 0.02
+CANARY_TIMES_NOISE, CANARY_MIN = 20, 0.02
 """Least change that the canary makes: a multiple of the noise, and nats a token."""
 FLOOR_TIMES_NOISE, FLOOR_OF_CHANGE = 4, 0.05
 """A gap may be so many times the noise, and this fraction of the change: in narrow types a large adapter rounds more."""
@@ -99,7 +99,7 @@ class Probe:
     @property
     def canary_change(self) -> float:
         """Least mean change, nats a token, that the canary has to make."""
-        return max(CANARY_TIMES_NOISE * self.noise, CANARY_LEAST)
+        return max(CANARY_TIMES_NOISE * self.noise, CANARY_MIN)
 
     def calibrate(self, canary: Reading) -> None:
         """Take over how far apart the two sides were on the canary."""
@@ -132,9 +132,13 @@ def flat(scores: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def canary(
-    model: PreTrainedModel, targets: Sequence[str], rank: int, change_of: Callable[[Mapping[str, LowRank]], float], least: float
+    model: PreTrainedModel,
+    targets: Sequence[str],
+    rank: int,
+    change_of: Callable[[Mapping[str, LowRank]], float],
+    min_change: float,
 ) -> dict[str, LowRank]:
-    """A random adapter of the run's own shape whose change lies between `least` and four times it, as `change_of` says.
+    """A random adapter of the run's own shape whose change, by `change_of`, lies between `min_change` and four times it.
 
     Raises ArithmeticError where no strength does, which a model that ignores its own weights would bring about.
     """
@@ -142,10 +146,10 @@ def canary(
     factors, size = {}, []
     for name in targets:
         weight_OI = dequantize(model.get_submodule(name).weight)
-        out, width = weight_OI.shape
-        R = min(rank, out, width)
+        out, in_features = weight_OI.shape
+        R = min(rank, out, in_features)
         factors[name] = (
-            torch.randn(R, width, generator=generator) / width**0.5,
+            torch.randn(R, in_features, generator=generator) / in_features**0.5,
             torch.randn(out, R, generator=generator) / R**0.5,
         )
         size.append(float(weight_OI.float().norm()) / out**0.5)
@@ -154,7 +158,7 @@ def canary(
     for _ in range(20):
         pairs = {name: LowRank(A_RI.to(model.device), B_OR.to(model.device), strength) for name, (A_RI, B_OR) in factors.items()}
         change = change_of(pairs)
-        if least <= change <= 4 * least:
+        if min_change <= change <= 4 * min_change:
             return pairs
-        strength *= min(max(2 * least / max(change, 1e-30), 0.1), 10.0)
-    raise ArithmeticError(f"no scale of the random test adapter changes the scores by {least:.2g} nats per token")
+        strength *= min(max(2 * min_change / max(change, 1e-30), 0.1), 10.0)
+    raise ArithmeticError(f"no scale of the random test adapter changes the scores by {min_change:.2g} nats per token")

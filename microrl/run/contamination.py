@@ -12,7 +12,7 @@ from microrl.data.load import Question
 from microrl.files import Count, Fraction
 
 RECORD = "contamination.json"
-MOST_PAIRS = 100
+MAX_PAIRS = 100
 """Pairs that are listed for a benchmark, those that have most in common."""
 
 
@@ -35,7 +35,7 @@ class Benchmark(BaseModel):
     overlapping: Count
     near: Count
     removed: Count = 0
-    pairs: tuple[Pair, ...] = Field(default=(), max_length=MOST_PAIRS)
+    pairs: tuple[Pair, ...] = Field(default=(), max_length=MAX_PAIRS)
 
     def __str__(self) -> str:
         """`3 of 500 questions overlap with training questions, 1 of them nearly the same`, before anything was removed."""
@@ -81,7 +81,7 @@ def record(
                 removed=removed.get(name, 0),
                 pairs=tuple(
                     Pair(row=questions[pair.question].row, training_row=training[pair.training].row, share=round(pair.share, 4))
-                    for pair in sorted(overlaps[name], key=lambda pair: -pair.share)[:MOST_PAIRS]
+                    for pair in sorted(overlaps[name], key=lambda pair: -pair.share)[:MAX_PAIRS]
                 ),
             )
             for name, questions in benchmarks.items()

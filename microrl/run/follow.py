@@ -25,7 +25,7 @@ SAME_S = 1.0
 """Files whose times differ by less may have been copied together."""
 NEEDED = ("step", "time/step", "budget/elapsed_s", "budget/cost_usd")
 """Metrics that every step has, and that the console computes with."""
-MOST = 1e300
+MAX_VALUE = 1e300
 """A larger number, or an integer of hundreds of digits, is damage."""
 
 
@@ -109,7 +109,7 @@ def is_row(line: dict[str, Any]) -> bool:
         value = line.get(name)
         if value is None and name not in NEEDED:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_VALUE:
             return False
     return isinstance(line["step"], int)
 

@@ -27,7 +27,7 @@ SETTING, IN_SETTINGS = "setting", "sweep.settings: "
 """The axis of the settings that a preset names: each sets several keys at once."""
 AXES = {"model": "model.name", "adapter": "adapter.kind", "rank": "adapter.rank", "alpha": "adapter.alpha", "loss": "loss.kind"}
 """The axes that have options of their own, in the order in which they vary, and their keys."""
-MOST = 2_000
+MAX_TRIALS = 2_000
 """Trials of a sweep."""
 LONGEST_NAME = 200
 """Characters of a trial's name, its seed apart."""
@@ -159,8 +159,8 @@ class Grid:
         count = 1
         for values in axes.values():
             count *= len(values)
-        if count > MOST:
-            raise UserError(f"the sweep has {count:,} trials", f"at most {MOST:,} are allowed; vary fewer values")
+        if count > MAX_TRIALS:
+            raise UserError(f"the sweep has {count:,} trials", f"at most {MAX_TRIALS:,} are allowed; vary fewer values")
         trials_by_config: dict[str, Trial] = {}
         names: set[str] = set()
         for combination in itertools.product(*axes.values()):

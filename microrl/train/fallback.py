@@ -26,7 +26,7 @@ from microrl.terminal import time_in_words
 FILE, SYNC_FILE = "engine.json", "sync.json"
 FORGOTTEN_AFTER_S = 3600
 """A run resumed by hand so long after the last failure tries its own settings again: what took the memory may be gone."""
-LEAST_SHARE = 0.25
+MIN_FRACTION = 0.25
 """Of the batch: a cache for fewer completions is only taken with a word on it."""
 Change = Literal["less memory", "restart", "cuda_graphs", "transformers"]
 Price = Callable[[RunConfig], float | None]
@@ -187,7 +187,7 @@ def _half_of_the_cache(config: RunConfig, fault: EngineFault) -> Iterator[_Optio
         return
     half_gb, fits = fault.kv_gb / 2, fault.fits / 2
     words = f"in a new process, with a KV cache of {half_gb:.3g} GB"
-    if fits < LEAST_SHARE * fault.batch:
+    if fits < MIN_FRACTION * fault.batch:
         words += f", which holds only {int(fits)} of {fault.batch} completions of full length"
     yield _Option("less memory", _changed(config.engine, max_kv_gb=half_gb), words)
 

@@ -23,7 +23,7 @@ from microrl.types import Group
 PHASE, RECORD = "screen", "screening.json"
 STREAM = 0x5C12
 """First word of its random streams, which keeps them apart from others."""
-AT_MOST = 0.5
+MAX_FRACTION = 0.5
 """Fraction of the questions seen that may be left out: one group tells little, and what is left must make a training set."""
 Right = Annotated[float, Field(ge=0, le=1e9)]
 Answers = Annotated[int, Field(ge=1, le=10**9)]
@@ -145,7 +145,7 @@ def uninformative_rows(config: RunConfig, groups: Sequence[Group]) -> list[int]:
     """
     uninformative = [group for group in groups if _is_uninformative(config, group)]
     uninformative.sort(key=lambda group: -difficulty(config, group))
-    return [group.prompt.row for group in uninformative[: int(AT_MOST * len(groups))]]
+    return [group.prompt.row for group in uninformative[: int(MAX_FRACTION * len(groups))]]
 
 
 def _is_uninformative(config: RunConfig, group: Group) -> bool:
@@ -159,7 +159,7 @@ def _is_uninformative(config: RunConfig, group: Group) -> bool:
 def _train_on_the_rest(run: Run, screening: Screening) -> None:
     questions, left_out = run.prompts.items, set(screening.left_out)
     is_ours = screening.questions == len(questions) and screening.seen.keys() <= {prompt.row for prompt in questions}
-    if not is_ours or not left_out <= screening.seen.keys() or len(left_out) > AT_MOST * len(screening.seen):
+    if not is_ours or not left_out <= screening.seen.keys() or len(left_out) > MAX_FRACTION * len(screening.seen):
         raise BadFile(f"{run.folder.path / RECORD} does not fit this run's questions")
     kept = [prompt for prompt in questions if prompt.row not in left_out]
     run.prompts = make_prompt_sampler(run.config, kept)

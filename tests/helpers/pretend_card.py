@@ -88,7 +88,7 @@ def options_of(rows, dtype, **changed):
     vllm.LLM = lambda **options: options
     model = type("Qwen2ForCausalLM", (), {"config": Qwen2Config(**MODEL), "device": torch.device("cuda"), "dtype": dtype})()
     settings = {"targets": ("model.layers.0.self_attn.q_proj",), "rank": 256, "max_model_len": 4096, "max_sequences": rows,
-                "kv_bytes": 10**9, "memory_share": 0.5, "sync": "swap", "sleep": "kv",
+                "kv_bytes": 10**9, "memory_fraction": 0.5, "sync": "swap", "sleep": "kv",
                 "capture_sizes": capture_sizes(rows)}  # fmt: skip
     return start(model, VllmSettings(**settings | changed))
 

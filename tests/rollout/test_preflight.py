@@ -250,7 +250,7 @@ def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):
     fitted = factory._fit_to_card(wanted, model, built, sides, 16 * 256 * sides, "auto")
     assert fitted.capture_sizes == capture_sizes(128)
     assert fitted.sleep == "kv" and fitted.kv_bytes == 128 * (4096 + 256) * 28672
-    assert fitted.memory_share == pytest.approx((3.0874e9 + 0.5909e9 + 15.97e9) / 48e9, rel=1e-3)
+    assert fitted.memory_fraction == pytest.approx((3.0874e9 + 0.5909e9 + 15.97e9) / 48e9, rel=1e-3)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(20e9), int(24e9)))
     tight = factory._fit_to_card(wanted, model, built, sides, 16 * 256 * sides, "auto")
     # 488 MiB of libraries; a second copy of the embeddings and a tenth; buffers and graphs as in test_reserve.py.

@@ -8,22 +8,22 @@ LONGEST = 2_000
 """Characters of an answer."""
 DEEPEST = 40
 """Braces and brackets in one another."""
-MOST_DIGITS = 1_000
+MAX_DIGITS = 1_000
 """Of one number."""
-MOST_DIGITS_OF_A_POWER = 4
+MAX_DIGITS_OF_A_POWER = 4
 """Of a number in an exponent or a binomial."""
-MOST_DIGITS_OF_A_FACTORIAL = 3
+MAX_DIGITS_OF_A_FACTORIAL = 3
 """Of a number whose factorial is asked for. A bracket counts with the longest number in it."""
 TALLEST = 2
 """Powers of powers of powers, exp, sinh and cosh among them."""
-MOST_OPERATORS = 4
+MAX_OPERATORS = 4
 """Integrals, sums, products and limits."""
-MOST_TERMS = 100
+MAX_TERMS = 100
 """Of a sum or a product, and ten times that of those inside one another."""
-MOST_DIGITS_IN_A_SUM = 2
+MAX_DIGITS_IN_A_SUM = 2
 """Of a number in an exponent where there is a sum or a product, but for their limits."""
 
-_DIGITS = re.compile(rf"[0-9]{{{MOST_DIGITS + 1}}}")
+_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
 _MARKS = re.compile(
     r"(?P<power>\^|\*\*|\\?(?:exp|sinh|cosh)(?![a-zA-Z]))|(?P<open>[({\[])"
     r"|(?P<close>[)}\]])|(?P<number>[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?)|(?P<many>!)|(?P<choose>\\[dt]?binom|\\choose)"
@@ -35,7 +35,7 @@ _LIMIT = re.compile(r"(?:\s|\\limits|\\,)*([_^])\s*(?:\{((?:[^{}]|\{[^{}]*\})*)\
 _WHOLE = re.compile(r"\s*[{(]*\s*([+-]?)\s*0*([0-9]{1,9})\s*[})]*\s*")
 _LETTER = re.compile(r"\\infty|(?<![a-zA-Z\\])[a-zA-Z]")
 """No command: two numbers and a sign between them are no limit that is worth a look."""
-_HIGH_POWER = re.compile(rf"(?:\^|\*\*)\s*(?:[{{(][^{{}}()^]*)?[0-9]{{{MOST_DIGITS_IN_A_SUM + 1}}}")
+_HIGH_POWER = re.compile(rf"(?:\^|\*\*)\s*(?:[{{(][^{{}}()^]*)?[0-9]{{{MAX_DIGITS_IN_A_SUM + 1}}}")
 _OPERATOR = re.compile(r"\\(?:int|iint|iiint|oint|sum|prod|lim)(?![a-zA-Z])")
 _OPEN_TOWER = re.compile(r"\^\s*\{[^{}^]*\^\s*(?:\{[^{}0-9]*[a-zA-Z]|[a-zA-Z\\])")
 """A power of letters in an exponent: x^{x^{x}}."""
@@ -44,11 +44,11 @@ _OPEN_TOWER = re.compile(r"\^\s*\{[^{}^]*\^\s*(?:\{[^{}0-9]*[a-zA-Z]|[a-zA-Z\\])
 def is_absurd(text: str) -> bool:
     """Whether an answer breaks one of the bounds above, in time in proportion to its length.
 
-    A text of more than LONGEST characters, brackets deeper than DEEPEST, a number of more than MOST_DIGITS digits, a tower of
-    more than TALLEST powers, an exponent or binomial of more than MOST_DIGITS_OF_A_POWER digits, a factorial of more than
-    MOST_DIGITS_OF_A_FACTORIAL or of a factorial, a binomial of powers, factorials or
-    binomials, more than MOST_OPERATORS integrals, sums, products and limits; and where there is one of these, a sum or product
-    of more than MOST_TERMS terms, an exponent of more than MOST_DIGITS_IN_A_SUM digits inside it, and a power of letters in an
+    A text of more than LONGEST characters, brackets deeper than DEEPEST, a number of more than MAX_DIGITS digits, a tower of
+    more than TALLEST powers, an exponent or binomial of more than MAX_DIGITS_OF_A_POWER digits, a factorial of more than
+    MAX_DIGITS_OF_A_FACTORIAL or of a factorial, a binomial of powers, factorials or
+    binomials, more than MAX_OPERATORS integrals, sums, products and limits; and where there is one of these, a sum or product
+    of more than MAX_TERMS terms, an exponent of more than MAX_DIGITS_IN_A_SUM digits inside it, and a power of letters in an
     exponent.
     """
     if len(text) > LONGEST:
@@ -69,15 +69,15 @@ def _is_long_sum(text: str) -> bool:
     return terms_and_rest is None or (terms_and_rest[0] is not None and _HIGH_POWER.search(terms_and_rest[1]) is not None)
 
 
-def most_terms(text: str) -> int | None:
-    """Terms of the sums and products, those inside one another multiplied; None where there are none, and MOST_TERMS + 1 where
+def count_terms(text: str) -> int | None:
+    """Terms of the sums and products, those inside one another multiplied; None where there are none, and MAX_TERMS + 1 where
     there are too many."""
     terms_and_rest = _summed(text)
-    return MOST_TERMS + 1 if terms_and_rest is None else terms_and_rest[0]
+    return MAX_TERMS + 1 if terms_and_rest is None else terms_and_rest[0]
 
 
 def _summed(text: str) -> tuple[int | None, str] | None:
-    """`most_terms`, and the text without the limits; None where there are too many terms."""
+    """`count_terms`, and the text without the limits; None where there are too many terms."""
     rest, place, terms, range_before = "", 0, 1, 1
     for match in _SUM.finditer(text):
         if match.start() < place:  # in the limit of another
@@ -91,7 +91,7 @@ def _summed(text: str) -> tuple[int | None, str] | None:
         count = _terms(limits.get("_", "").rpartition("=")[2], limits.get("^", ""))
         range_before = range_before if count is None else count
         terms *= range_before
-        if range_before > MOST_TERMS or terms > 10 * MOST_TERMS:
+        if range_before > MAX_TERMS or terms > 10 * MAX_TERMS:
             return None
     return (terms if place else None), rest + text[place:]
 
@@ -100,12 +100,12 @@ def _terms(lower: str, upper: str) -> int | None:
     """Terms of a sum between these limits; None where they have letters, infinity among them, or one is not there. A sum does not
     begin at infinity."""
     if lower.strip() == "\\infty":
-        return MOST_TERMS + 1
+        return MAX_TERMS + 1
     if not lower or not upper or _LETTER.search(lower + upper):
         return None
     ends = [_WHOLE.fullmatch(limit) for limit in (lower, upper)]
     first, last = (int(end[1] + end[2]) if end else None for end in ends)
-    return MOST_TERMS + 1 if first is None or last is None else abs(last - first) + 1
+    return MAX_TERMS + 1 if first is None or last is None else abs(last - first) + 1
 
 
 def _has_a_bomb(text: str) -> bool:
@@ -143,18 +143,18 @@ def _has_a_bomb(text: str) -> bool:
         elif kind == "number":
             digits = len(mark[0].partition(".")[0].replace(",", "").lstrip("0"))
             longest, last = max(longest, digits), digits
-            if (height or raises or chooses) and digits > MOST_DIGITS_OF_A_POWER:
+            if (height or raises or chooses) and digits > MAX_DIGITS_OF_A_POWER:
                 return True
             raises = False
         elif kind == "many":
-            if last > MOST_DIGITS_OF_A_FACTORIAL or after_factorial:
+            if last > MAX_DIGITS_OF_A_FACTORIAL or after_factorial:
                 return True
             last = 0
         elif kind == "choose":
             chooses, level = 2, len(opened)
         else:
             operators += kind == "operator"
-            if operators > MOST_OPERATORS:
+            if operators > MAX_OPERATORS:
                 return True
             last, raises = 0, raises and mark[0] in "+-"
         after_factorial = kind == "many" or (after_factorial and kind == "close")

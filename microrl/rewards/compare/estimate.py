@@ -25,7 +25,7 @@ are not computed."""
 TERMS = {0: (1_000, 10_000, 100_000), 1: (100, 400, 1_600), 2: (10, 20, 40), 3: (4, 7, 12)}
 """Terms of an endless sum or product by the number of those in one another; more are not computed. Places near a limit are so far
 away where it is at infinity, else the reciprocal; the first row is that of limits without a sum."""
-MOST_TERMS = 1_600
+MAX_TERMS = 1_600
 PLACES = ((0.35, 0.65), (1.1, 1.4), (2.2, 2.6))
 """Bounds of the letters' values. At another place an expression has values where it has none at the first, such as
 \\sqrt{x - 1}."""
@@ -188,7 +188,7 @@ def _repeated(body: Part, low: Any, high: Any, terms: int, join: Callable[[Any, 
 
     first = int(low)
     last = first + terms if mpmath.isinf(high) else int(high)
-    if ((first, last) != (low, high) and not mpmath.isinf(high)) or last - first > MOST_TERMS:
+    if ((first, last) != (low, high) and not mpmath.isinf(high)) or last - first > MAX_TERMS:
         raise NotImplementedError
     return reduce(join, map(body, map(mpmath.mpf, range(first, last + 1))), mpmath.mpf(join is operator.mul))
 

@@ -6,21 +6,21 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from microrl.rewards.compare.absurd import most_terms
+from microrl.rewards.compare.absurd import count_terms
 
-MOST_DIGITS = 1_000
+MAX_DIGITS = 1_000
 """Of a power, a factorial, a binomial or an exponential, where a letter stands for 10, and for 100 beside a sum or a product."""
-MOST_FACTORS = 12
+MAX_FACTORS = 12
 """Of a power of a function, of a matrix, and of a sum in which there are letters. Expanded, it has as many terms or more."""
-MOST_OF_A_BINOMIAL = 50
-"""Of the number above, where there are letters below; where it is the other way round, MOST_FACTORS."""
+MAX_OF_A_BINOMIAL = 50
+"""Of the number above, where there are letters below; where it is the other way round, MAX_FACTORS."""
 HIGHEST_DEGREE = 10_000
 """Of a power of a letter."""
 DEEPEST = 6
 """Brackets in one another."""
-MOST_ROOTS_IN_A_MATRIX = 6
+MAX_ROOTS_IN_A_MATRIX = 6
 """Their determinant is expanded while it is read."""
-MOST_TERMS_OF_FUNCTIONS = 20
+MAX_TERMS_OF_FUNCTIONS = 20
 """Of a sum or a product in which there are functions, roots, factorials, binomials, or letters in exponents. No such product has
 endlessly many; and an endless sum has no functions but roots, factorials and binomials, and nothing like n^2 + n in brackets."""
 
@@ -71,17 +71,17 @@ class _Size:
 def is_costly(text: str) -> bool:
     """Whether a computer algebra system would take long for a text that is not absurd: one of the bounds above is broken, or a
     power with letters in the exponent is itself raised to letters. In time in proportion to its length."""
-    terms = most_terms(text)
+    terms = count_terms(text)
     is_endless = terms is not None and "\\infty" in text
     try:
         size = _Look(text, 2 if terms else 1, is_endless).group()
     except (_Costly, OverflowError):
         return True
-    if "\\begin" in text and text.count("\\sqrt") > MOST_ROOTS_IN_A_MATRIX:
+    if "\\begin" in text and text.count("\\sqrt") > MAX_ROOTS_IN_A_MATRIX:
         return True
     if is_endless and ("\\prod" in text or _FUNCTION.search(text)):
         return size.has_functions
-    return size.has_functions and (terms or 0) > MOST_TERMS_OF_FUNCTIONS
+    return size.has_functions and (terms or 0) > MAX_TERMS_OF_FUNCTIONS
 
 
 class _Look:
@@ -165,7 +165,7 @@ class _Look:
         return 10 ** min(self._magnitude(size), 12)
 
     def _bounded(self, digits: float) -> float:
-        if digits > MOST_DIGITS:
+        if digits > MAX_DIGITS:
             raise _Costly
         return digits
 
@@ -178,7 +178,7 @@ class _Look:
             return _Size(digits, has_functions=True, has_open_power=True)
         digits, degree = self._bounded(base.digits * value), base.degree * value
         expands = base.has_functions or (base.is_sum and base.degree > 0)
-        if degree > HIGHEST_DEGREE or (expands and value > MOST_FACTORS):
+        if degree > HIGHEST_DEGREE or (expands and value > MAX_FACTORS):
             raise _Costly
         if self._letter > 1:
             self._bounded(digits + self._letter * degree)
@@ -190,8 +190,8 @@ class _Look:
         return _Size(digits, has_functions=True, has_open_power=size.degree > 0)
 
     def _binomial(self, above: _Size, below: _Size) -> _Size:
-        if (below.degree and not above.degree and self._value(above) > MOST_OF_A_BINOMIAL) or (
-            above.degree and not below.degree and self._value(below) > MOST_FACTORS
+        if (below.degree and not above.degree and self._value(above) > MAX_OF_A_BINOMIAL) or (
+            above.degree and not below.degree and self._value(below) > MAX_FACTORS
         ):
             raise _Costly
         digits = min(0.302 * self._value(above), self._value(below) * self._magnitude(above))

@@ -47,7 +47,7 @@ class VllmSettings:
     """auto, swap or merge; merge builds an engine without adapter buffers."""
     sleep: str | int
     """kv, 1, 2 or off."""
-    memory_share: float = 0.0
+    memory_fraction: float = 0.0
     """Of the card: what vLLM checks for before it starts; a CPU has none."""
     cuda_graphs: bool = True
     capture_sizes: tuple[int, ...] = ()
@@ -134,7 +134,7 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
             "cudagraph_capture_sizes": list(settings.capture_sizes),
         }
     if cuda:
-        options |= {"enable_sleep_mode": settings.sleep != "off", "gpu_memory_utilization": settings.memory_share}
+        options |= {"enable_sleep_mode": settings.sleep != "off", "gpu_memory_utilization": settings.memory_fraction}
     try:
         with warnings.catch_warnings(), dense_products(options), _no_progress_bars():
             warnings.simplefilter("ignore")  # of its own imports, about other libraries' changes to come
