@@ -76,15 +76,15 @@ def split_evenly(batch: Batch, max_groups: int | None) -> list[list[Row]]:
     return [[row for row in batch.rows if first <= row.group < end] for first, end in itertools.pairwise(ends)]
 
 
-def sample_without_gradient(rows: Sequence[Row], carries: Callable[[Row], bool]) -> list[Row]:
+def sample_without_gradient(rows: Sequence[Row], has_gradient: Callable[[Row], bool]) -> list[Row]:
     """All rows; of a group's rows without a gradient only the first is left to be scored, and represents the others.
 
     These rows are scored for their metrics alone. The completions of a group are drawn alike and independently, so one of
     them is an unbiased sample.
     """
-    without = Counter(row.group for row in rows if not carries(row))
+    without = Counter(row.group for row in rows if not has_gradient(row))
     sampled = []
     for row in rows:
         # What has been represented counts 0 from then on.
-        sampled.append(row if carries(row) else replace(row, represents=without.pop(row.group, 0)))
+        sampled.append(row if has_gradient(row) else replace(row, represents=without.pop(row.group, 0)))
     return sampled

@@ -323,7 +323,7 @@ KINDS: dict[str, type[BaseAdapterConfig]] = {
 """The classes by what `--adapter` takes."""
 
 
-def described(cls: type[BaseAdapterConfig]) -> tuple[str, str, str]:
+def documentation(cls: type[BaseAdapterConfig]) -> tuple[str, str, str]:
     """An adapter's form, source, and how it is served, from its docstring."""
     form, _, rest = (inspect.getdoc(cls) or "").partition("\n")
     source, _, served = rest.rpartition(" Served as ")

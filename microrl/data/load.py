@@ -41,15 +41,15 @@ class Question(NamedTuple):
     """A problem before rendering. `row` counts from 1. `raw` is that row as JSON where it was asked for, else empty.
 
     `answer` is the gold answer as text. For code it is the JSON of tests (`microrl.data.code`), for procedural tasks that of the
-    problem as its scorer needs it (`microrl.data.gym`). `share` decides where it belongs in a split; None: the hash of its text.
-    `cluster` names the questions that it is like; empty where the data does not say.
+    problem as its scorer needs it (`microrl.data.gym`). `fraction` decides where it belongs in a split; None: a hash of its
+    text. `cluster` names the questions that it is like; empty where the data does not say.
     """
 
     row: int
     text: str
     answer: str
     raw: str = ""
-    share: float | None = None
+    fraction: float | None = None
     cluster: str = ""
 
 
@@ -84,7 +84,7 @@ def load_questions(config: DataConfig, *, raw: bool = False, reading: Reading | 
         rows = enumerate(gym.problems(config), 1)
         return [
             Question(
-                row, text, answer, as_json({"question": text, "answer": answer}) if raw else "", content_share(name), cluster
+                row, text, answer, as_json({"question": text, "answer": answer}) if raw else "", content_fraction(name), cluster
             )
             for row, (text, answer, name, cluster) in rows
         ]
@@ -327,7 +327,7 @@ def gold_answer(raw: str) -> str:
     return (boxed if boxed is not None else raw).strip().strip("$").strip()
 
 
-def content_share(text: str) -> float:
+def content_fraction(text: str) -> float:
     """A hash of the text as a number in [0, 1), uniform over texts; ignores differences in white space."""
     digest = hashlib.sha256(" ".join(text.split()).encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
@@ -348,10 +348,10 @@ def split(questions: Iterable[Question], held_out: float, validation: float = 0.
     are split by their index; copies of one follow the first.
     """
     parts = Split([], [], [])
-    shares: dict[str, float] = {}
+    fractions: dict[str, float] = {}
     for question in questions:
-        share = content_share(question.text) if question.share is None else question.share
-        fraction = shares.setdefault(question.text, share)
+        own = content_fraction(question.text) if question.fraction is None else question.fraction
+        fraction = fractions.setdefault(question.text, own)
         if fraction < held_out:
             parts.held_out.append(question)
         elif fraction < held_out + validation:

@@ -20,7 +20,7 @@ from microrl.data.load import (
     QUESTION_COLUMNS,
     code_questions,
     column,
-    content_share,
+    content_fraction,
     is_far_too_long,
     is_torn,
     load_questions,
@@ -206,7 +206,7 @@ def _all_text(solution: Solution) -> str:
 def _held_out(data: DataConfig) -> Callable[[str], bool]:
     """Whether a question is held out or for validation. Problems of procedural tasks are not split by their text."""
     if not data.name.lower().startswith(GYM):
-        return lambda question: content_share(question) < data.held_out + data.validation
+        return lambda question: content_fraction(question) < data.held_out + data.validation
     parts = split(load_questions(data), data.held_out, data.validation)
     held = {question.text for question in (*parts.held_out, *parts.validation)}
     return held.__contains__

@@ -29,7 +29,7 @@ from glob import glob
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from microrl.processes import die_with, libc, offer_to_oom_killer, write_line
-from microrl.rewards.custom.host import LARGEST, described
+from microrl.rewards.custom.host import LARGEST, error_text
 from microrl.sandbox import Limits, confine, memory_folder
 from microrl.sandbox.confine import levels_in_force, libraries, rules
 
@@ -250,9 +250,9 @@ class _Instance:
                 try:
                     answer = self._answer(request)
                 except MemoryError as error:
-                    answer = {"error": f"{described(error)}: out of memory (the limit is env.memory_gb)"}
+                    answer = {"error": f"{error_text(error)}: out of memory (the limit is env.memory_gb)"}
                 except BaseException as error:  # whatever an environment raises, SystemExit too
-                    answer = {"error": described(error)}
+                    answer = {"error": error_text(error)}
                 write_line(answers, {"id": request["id"], **answer})
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Group
 
-from microrl.config.adapters import KINDS, described
+from microrl.config.adapters import KINDS, documentation
 from microrl.errors import UserError
 from microrl.plan.shapes import Shape
 from microrl.tables import as_text, table
@@ -42,7 +42,7 @@ def rows(shape: Shape, ranks: tuple[int, ...]) -> list[Row]:
                 counts[rank] = shape.trainable(cls.model_validate({"rank": rank} if rank else {}))
             except UserError:
                 counts[rank] = None
-        table_rows.append(Row(kind, *described(cls), counts, shape.parameters))
+        table_rows.append(Row(kind, *documentation(cls), counts, shape.parameters))
     return table_rows
 
 

@@ -215,7 +215,7 @@ def _steps(work: Workload, timing: Timing) -> tuple[int, float, float]:
     """(steps, hours, seconds of SFT): what is left of the hours after loading, two evaluations, validation and saves; bounded by
     the steps. SFT alone makes no steps, and takes what is left."""
     budget, is_sft_alone, sft_s = work.config.budget, work.config.sft.only, _sft_s(work, timing)
-    each = timing.step_s / (1 - _validation_share(work, timing))
+    each = timing.step_s / (1 - _validation_fraction(work, timing))
     around = timing.load + timing.save + exit_reserve_s(budget.hours) + (0.0 if is_sft_alone else sft_s)
     if budget.hours is None:
         steps, trained_s = (0, sft_s) if is_sft_alone else (budget.steps or 1, (budget.steps or 1) * each)
@@ -264,8 +264,8 @@ def _micro_batches(work: Workload, sizes: Memory) -> tuple[int, int]:
     return rows, max(work.minibatches, -(-int(work.rows * row) // sizes.micro_batch_tokens))
 
 
-def _validation_share(work: Workload, timing: Timing) -> float:
-    """Share of training time that validation takes; its own questions must exist."""
+def _validation_fraction(work: Workload, timing: Timing) -> float:
+    """Fraction of training time that validation takes; its own questions must exist."""
     config = work.config
     settings: Any = config.validation
     if settings.problems == 0 or config.data.validation == 0:

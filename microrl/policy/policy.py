@@ -123,9 +123,9 @@ class Policy:
         logprobs_by_row: dict[int, torch.Tensor] = {}
         is_compiled = self._compiled is not None and self._compiled.is_active
         with self.threads():
-            for carries, batch in self.microbatches(rows):
+            for has_gradient, batch in self.microbatches(rows):
                 check_deadline()
-                with torch.set_grad_enabled(is_compiled and carries):  # as in the update: without, it runs uncompiled
+                with torch.set_grad_enabled(is_compiled and has_gradient):  # as in the update: without, it runs uncompiled
                     logprobs_BT = self.token_scores(batch)[0].detach()
                 for number, position in enumerate(batch.rows):
                     logprobs_by_row[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
@@ -256,20 +256,20 @@ class Policy:
         width = max(len(row.completion_ids) for row in rows)
         counted_NT = drawn_mask(rows, width) * torch.tensor([[float(row.counts)] for row in rows])
         weights_NT = self._algorithm.token_weights(counted_NT)
-        has_gradient = any(map(self._has_gradient, rows))
+        any_gradient = any(map(self._has_gradient, rows))
         self.optimizer.zero_grad(set_to_none=True)
         scale = loss_scale(weights_NT, self.adapter.dtype)
-        for carries, batch in self.microbatches(rows):
+        for has_gradient, batch in self.microbatches(rows):
             check_deadline()
-            with torch.set_grad_enabled(carries):
+            with torch.set_grad_enabled(has_gradient):
                 loss = self._microbatch(batch, rows, old, weights_NT, metrics)
-                if carries:
+                if has_gradient:
                     (loss * scale).backward()
                 del loss  # the nodes of its graph would lie between the next one's activations
         metrics.refuse_silent_teacher()
-        if has_gradient and (penalty := self.regularise(scale)) is not None:
+        if any_gradient and (penalty := self.regularise(scale)) is not None:
             metrics.add_loss(penalty)
-        self.optimizer_step(has_gradient, metrics, progress)
+        self.optimizer_step(any_gradient, metrics, progress)
 
     def regularise(self, scale: float) -> torch.Tensor | None:
         """Add the gradient of what the adapter adds to the loss, and take the loss scale off; returns what is added."""
@@ -366,15 +366,15 @@ class Policy:
         In 16 bits a row's log-probabilities depend on the rows beside it, by rounding. What is compared must therefore be
         computed in the same micro-batches, and this is the one place that cuts them.
         """
-        for carries in (True, False):
-            chosen = [position for position, row in enumerate(rows) if row.represents and self._has_gradient(row) is carries]
+        for has_gradient in (True, False):
+            chosen = [position for position, row in enumerate(rows) if row.represents and self._has_gradient(row) is has_gradient]
             for batch in plan([rows[position] for position in chosen], self.max_tokens, share_prompts=self.shares_prompts):
-                yield carries, tuple(chosen[number] for number in batch)
+                yield has_gradient, tuple(chosen[number] for number in batch)
 
     def microbatches(self, rows: Sequence[Row]) -> Iterator[tuple[bool, MicroBatch]]:
         """`planned_microbatches`, as padded tensors."""
-        for carries, positions in self.planned_microbatches(rows):
-            yield carries, pad(rows, positions, self._model.device, share_prompts=self.shares_prompts)
+        for has_gradient, positions in self.planned_microbatches(rows):
+            yield has_gradient, pad(rows, positions, self._model.device, share_prompts=self.shares_prompts)
 
     def token_scores(self, batch: MicroBatch, score: Callable[..., Any] = of_batch, **more: Any) -> Any:
         """Log-probability and entropy of every token that the policy drew, [B, T] each; the others hold 0. Or what another

@@ -21,7 +21,7 @@ from microrl.config import known_models
 from microrl.config.reward import RewardConfig
 from microrl.config.schema import ModelConfig
 from microrl.data import arithmetic
-from microrl.data.load import content_share
+from microrl.data.load import content_fraction
 from microrl.errors import MachineFailure
 from microrl.evaluation.evaluate import evaluate
 from microrl.files import one_at_a_time
@@ -93,8 +93,8 @@ def _make(doing: str, lesson: Working, tokenizer: Any, console: RunConsole) -> P
     torch.set_num_threads(1)
     model = tiny.build_model(tokenizer, seed=SETTINGS.seed)
     problems = arithmetic.problems()
-    training = [problem for problem in problems if content_share(problem[0]) >= TRAIN_FROM]
-    unseen = [problem for problem in problems if VALIDATE_FROM <= content_share(problem[0]) < TRAIN_FROM]
+    training = [problem for problem in problems if content_fraction(problem[0]) >= TRAIN_FROM]
+    unseen = [problem for problem in problems if VALIDATE_FROM <= content_fraction(problem[0]) < TRAIN_FROM]
 
     @cache
     def prompt_of(problem: tuple[str, str]) -> Prompt:

@@ -268,8 +268,8 @@ def act(run: Run, row: MetricsRow, step: int) -> None:
     run.folder.event("guard", verdict.message, **details, advice=advice, collapsed=verdict.has_collapsed)
     verdict_text = f"{verdict.rule}: {verdict.message}; action: {verdict.action}"
     run.console.guard(verdict_text)
-    tell = run.console.note_once if verdict.action == "warn" else run.console.note
-    tell(f"guard, {verdict_text}" + (f". What to do: {advice}" if advice else ""))
+    note = run.console.note_once if verdict.action == "warn" else run.console.note
+    note(f"guard, {verdict_text}" + (f". What to do: {advice}" if advice else ""))
     run.state.is_stopped = verdict.action == "stop"
     if verdict.action == "rollback" or (verdict.action == "stop" and run.guard.has_seen_an_update):
         _load_best_weights(run, step, verdict.action)

@@ -81,8 +81,8 @@ class Run(Components):
     def announce(self, kind: str, message: str, **details: Any) -> None:
         """Log an event and print it; one that repeats, but for its numbers, is printed once."""
         self.folder.event(kind, message, **details)
-        tell = self.console.note if kind == "rolled back" else self.console.note_once
-        tell(f"{kind}: {message}")
+        note = self.console.note if kind == "rolled back" else self.console.note_once
+        note(f"{kind}: {message}")
 
     def with_smaller_cache_if_needed(self, sample: Callable[[], Value]) -> Value:
         """Call `sample` and return its result; when memory runs out, halve the engine's KV cache and call it again.

@@ -28,13 +28,13 @@ def sft_phase(run: Run) -> None:
         return
     examples = run.sft_examples
     run.saved_s = began = run.budget.elapsed_s()
-    draws = PromptSampler(examples, run.config.seed, position=state.steps * config.batch)
+    sampler = PromptSampler(examples, run.config.seed, position=state.steps * config.batch)
     run.forecast.plan_sft(sum(len(example.token_ids) for example in examples) / len(examples))
     run.expect_end()
     try:
         while _fits(run):
             began = run.budget.elapsed_s()
-            _step(run, draws)
+            _step(run, sampler)
             run.budget.sft_step.add(run.budget.elapsed_s() - began)
             saving.save_if_due(run, step=state.steps, steps=config.steps)
     except OutOfTime:
@@ -88,7 +88,7 @@ def _is_full(run: Run) -> bool:
     return minutes is not None and run.state.sft.steps > 0 and spent_s(run) + step_s > minutes * 60
 
 
-def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
+def _step(run: Run, sampler: PromptSampler[SftExample]) -> None:
     config, state, policy = run.config, run.state.sft, run.policy
     began = clock.now_s()
     rate = config.optim.lr if config.sft.lr is None else config.sft.lr
@@ -102,7 +102,7 @@ def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
     left = f", {clock_text(spent_s(run) * (1 - done) / done)} to go" if done else ""
     run.console.status(f"SFT: step {state.steps + 1}{total}{so_far}{left}")
     with run.signals.held("this micro-batch"), run.watch.phase(PHASE):
-        update = sft.sft_step(policy, draws.draw(config.sft.batch), lr, run.check_deadline, progress=spent)
+        update = sft.sft_step(policy, sampler.draw(config.sft.batch), lr, run.check_deadline, progress=spent)
         loss = update.loss if math.isfinite(update.loss) else None
         row = {
             "step": state.steps, "loss": loss, "tokens": update.tokens, "lr": lr, "grad_norm": update.grad_norm,

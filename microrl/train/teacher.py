@@ -79,7 +79,7 @@ def load_teacher(
         update = BASE if source.update is None else read(source.update, base)
     if init is not None and base is student and teaches_alone(config):
         _refuse_equal(update, checkpoint.update_of(init, config, student), student, config)
-    _hold(name, teacher_sha256(settings, source.update, console), folder)
+    _record_or_verify(name, teacher_sha256(settings, source.update, console), folder)
     if update.merged and base is student:
         how += f", except the {len(update.merged)} tensors that it has changed"
     folder.event("teacher", f"{name}: {how}")
@@ -121,7 +121,7 @@ def _is_same(one: LowRank, other: LowRank) -> bool:
     return norm(A_RI, B_OR) <= SAME * norm(one.A_RI, one.scale * one.B_OR)
 
 
-def _hold(name: str, sha256: str, folder: RunFolder) -> None:
+def _record_or_verify(name: str, sha256: str, folder: RunFolder) -> None:
     """Record the teacher's weights. Raises UserError where they are not those that this run began with."""
     recorded = folder.read_if_there(RECORD, dict[str, str])
     if recorded is None:

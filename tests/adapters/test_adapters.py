@@ -17,7 +17,7 @@ from microrl.adapters.adalora import RankAllocator
 from microrl.adapters.attach import attach
 from microrl.config import resolve
 from microrl.config.adapter import kind_of
-from microrl.config.adapters import KINDS, FullConfig, described
+from microrl.config.adapters import KINDS, FullConfig, documentation
 from microrl.errors import UserError
 from microrl.models.forward import adapted
 from microrl.models.tensors import dequantize, weight_sharing_copy
@@ -98,7 +98,7 @@ def test_adaloras_scale_is_not_rounded_to_the_type_of_the_base():
 def test_every_kind_says_what_it_is():
     assert set(KINDS) == set(TRAINED)
     for kind, cls in KINDS.items():
-        form, source, served = described(cls)
+        form, source, served = documentation(cls)
         assert form and source and len(cls.__doc__.strip().splitlines()) == 2, kind
         config = config_of(kind)
         expected = {None: "merged weights", 6: "a pair", 12: "a pair of rank 2r"}[config.pair_rank]

@@ -17,7 +17,7 @@ from microrl.commands.teach import _Teaching
 from microrl.config import resolve
 from microrl.config.paths import is_taught
 from microrl.data import taught as folders
-from microrl.data.load import content_share
+from microrl.data.load import content_fraction
 from microrl.data.sft_examples import load_solutions, to_sft_examples
 from microrl.errors import MachineFailure
 from microrl.models.load import load_tokenizer
@@ -90,7 +90,7 @@ def test_what_a_teacher_leaves(taught, wares, model, tokenizer):
     assert len(lines) == 3 * record.questions and record.is_done and record.scored_at == 1
     assert record.teacher.sha256 is not None and record.chat.system is None and record.tokenizer.end == tokenizer.eos_token_id
     held_out = resolve([str(wares / "preset.toml")]).data.held_out
-    assert all(content_share(line["question"]) >= held_out for line in lines) and len({line["row"] for line in lines}) > 20
+    assert all(content_fraction(line["question"]) >= held_out for line in lines) and len({line["row"] for line in lines}) > 20
     assert {line["sample"] for line in lines} == {0, 1, 2} and {line["accuracy"] for line in lines} == {0.0}
     meant, number = Teacher(model, read(wares / "done" / "final", model)), 0
     for part in range(len(record.parts)):

@@ -7,7 +7,7 @@ import pytest
 from microrl.config import resolve
 from microrl.config.schema import DataConfig
 from microrl.data import arithmetic, sources
-from microrl.data.load import Question, content_share, gold_answer, load_questions, split
+from microrl.data.load import Question, content_fraction, gold_answer, load_questions, split
 from microrl.data.prompts import render, render_all
 from microrl.data.sampler import PromptSampler
 from microrl.data.sft_examples import sft_example
@@ -100,7 +100,7 @@ def test_the_split_follows_the_text_alone():
     assert 140 < len(held_out) < 260 and 50 < len(validation) < 150 and len(training) + len(held_out) + len(validation) == 2000
     again = split([Question(5, "  question   7", "2"), *reversed(questions)], 0.1, 0.05).training
     assert {q.text for q in training} <= {q.text for q in again}
-    assert content_share("question  7 ") == content_share("question 7")
+    assert content_fraction("question  7 ") == content_fraction("question 7")
 
 
 def test_prompts_go_through_the_chat_template(tokenizer):

@@ -9,7 +9,7 @@ from microrl.cli.target import prepare_hub
 from microrl.config import RunConfig, check, resolve
 from microrl.config.catalogue import DATASETS
 from microrl.config.data import BOXED, DataConfig
-from microrl.data.load import content_share, load_questions, split
+from microrl.data.load import content_fraction, load_questions, split
 from microrl.data.prompts import messages, render, render_all
 from microrl.data.sources import own_copy
 from microrl.errors import UserError
@@ -28,7 +28,7 @@ LONG = "A farmer has {} hens and every hen lays two eggs on each of the five wor
 
 def text_in(low, high, pattern="question {}", start=0):
     """The first text of this pattern that the split puts between these shares."""
-    return next(found for n in range(start, start + 10_000) if low <= content_share(found := pattern.format(n)) < high)
+    return next(found for n in range(start, start + 10_000) if low <= content_fraction(found := pattern.format(n)) < high)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from microrl.config import check, resolve
 from microrl.config.adapters import KINDS
 from microrl.config.resolve import override
 from microrl.data import arithmetic
-from microrl.data.load import content_share
+from microrl.data.load import content_fraction
 from microrl.data.sft_examples import load_solutions, sft_example, to_sft_examples
 from microrl.errors import UserError
 from microrl.plan import devices, plan
@@ -143,8 +143,8 @@ def traces_file(tmp_path_factory):
 def test_nothing_that_is_measured_is_imitated(tokenizer):
     config = resolve((), {"data.name": "arithmetic", "data.held_out": 0.2, "data.validation": 0.1})
     found = to_sft_examples(load_solutions(config), tokenizer, config)
-    shares = [content_share(one.prompt.question) for one in found.examples]
-    assert min(shares) >= 0.3 and len(shares) == sum(content_share(q) >= 0.3 for q, _ in arithmetic.problems())
+    shares = [content_fraction(one.prompt.question) for one in found.examples]
+    assert min(shares) >= 0.3 and len(shares) == sum(content_fraction(q) >= 0.3 for q, _ in arithmetic.problems())
     assert found.left_out == {"held out": 8100 - len(shares)}
     one = found.examples[0]
     assert tokenizer.decode(one.token_ids) == arithmetic.solve(one.prompt.question).worked + tokenizer.eos_token

@@ -67,7 +67,7 @@ def main() -> None:
         write_line(replies, {"error": str(error), "known": error.known, "hint": error.hint})
         return
     except BaseException as error:  # a module may raise anything, SystemExit too
-        write_line(replies, {"error": described(error)})
+        write_line(replies, {"error": error_text(error)})
         return
     if confined and not _locked_in((requests.fileno(), replies)):
         return
@@ -233,7 +233,7 @@ def answer(call: Callable[[dict[str, Any]], Any], request: dict[str, Any]) -> di
     except Unusable as error:
         return {"error": str(error)}
     except BaseException as error:  # also SystemExit; what cannot be caught, the parent sees
-        return {"error": described(error), "raised": True}
+        return {"error": error_text(error), "raised": True}
 
 
 def checked(result: Any, count: int) -> list[Any]:
@@ -268,7 +268,7 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"an object of type {name[:40]}"
 
 
-def described(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The exception in one line, with the place where it was raised."""
     try:
         text = (str(error).strip().splitlines() or [""])[0][:_SHOWN]
