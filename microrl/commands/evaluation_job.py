@@ -253,7 +253,10 @@ def attempt(write: Callable[[], None], console: RunConsole) -> None:
 
 @torch.no_grad()
 def _model_sha256(model: PreTrainedModel) -> str:
-    """A hash of every tensor's name and shape, and of a thousand of its values."""
+    """A hash of every tensor's name and shape, and of a thousand of its values.
+
+    It is not to be compared with `fingerprint.weights_sha256`, which is of blocks of the files on the disk.
+    """
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         flat = tensor.detach().flatten()

@@ -24,6 +24,7 @@ def weights_sha256(name: str) -> str:
     It covers a block at each of `SPREAD` places of each safetensors or `.gguf` file and, in safetensors, the first block of every
     tensor. That is 4 MiB a file and 4 KiB a tensor: of 7B parameters some 20 MB, in less than a second where they were just
     loaded. Other weights differ in nearly every block; a few numbers that were changed between the blocks are not noticed.
+    It is not to be compared with the `model_sha256` of `microrl eval`, which is of the tensors in memory.
     """
     path, digest = _path(name), hashlib.sha256()
     for weights in [path] if path.is_file() else hub.weight_files(path):

@@ -18,7 +18,7 @@ MEANS = ("kl_sampler", "outside_share", "clip_fraction", "kl_ref", "distill_kl",
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one step's update did; the fields are the metrics of the same names."""
+    """What one step's update did; `metrics` says which metric a field is."""
 
     loss: float
     entropy: float
@@ -42,7 +42,7 @@ class Update:
     """Number of drawn tokens; no metric."""
 
     def metrics(self, entropy_start: float) -> dict[str, Any]:
-        """The metrics of these names; `entropy_start` is step 0's entropy, nats."""
+        """By name, as in `microrl.run.metrics`; `entropy_start` is step 0's entropy, nats."""
         change = (self.entropy / entropy_start - 1) * 100 if entropy_start else 0.0
         return {
             "policy/entropy": self.entropy,
