@@ -10,6 +10,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError
+from microrl.run import names
 from microrl.terminal import counted
 
 EXAMPLES = """
@@ -126,7 +127,7 @@ def evaluate(
     from microrl.commands.evaluation_job import Weights
 
     config = benchmarks[0].config
-    place = out or (resolved_target.run.path / "eval" if resolved_target.run is not None else Path("runs/eval", name))
+    place = out or (resolved_target.run.path / names.EVAL if resolved_target.run is not None else Path("runs/eval", name))
     weights, other = Weights(name, config, adapter), None
     if against is not None and base_name is not None:
         model = config.model.model_copy(update={"name": against.config.model.name})

@@ -11,6 +11,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError
+from microrl.run import names
 from microrl.tables import table_text
 
 EXAMPLES = """
@@ -63,7 +64,6 @@ def inspect(
     folder = resolved_target.adapter_folder()
     assert folder is not None, "an adapter has a folder"
     prepare_hub(resolved_target.config)
-    from microrl.commands.inspect import FILE
     from microrl.commands.inspect import inspect as measure
 
     chosen_layers = numbers("--layers", layers) or None
@@ -78,7 +78,7 @@ def inspect(
     )
     if resolved_target.run is not None:
         try:
-            resolved_target.run.write_json(FILE, measurements)
+            resolved_target.run.write_json(names.INSPECTION, measurements)
         except OSError as error:
             say(f"warning: the result could not be stored in {resolved_target.run.path}: {error.strerror}")
     if pictures is not None:
@@ -87,7 +87,7 @@ def inspect(
         from microrl.report.history import History
         from microrl.report.page import write
 
-        target_file = resolved_target.run.path / "report.html"
+        target_file = resolved_target.run.path / names.REPORT
         try:
             write([History.load(resolved_target.run.path)], target_file)
         except OSError as error:

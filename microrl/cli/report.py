@@ -10,6 +10,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError
+from microrl.run import names
 from microrl.terminal import counted, printable
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def report(
     sweeps = {path: SweepFolder.open(path) for path in given if SweepFolder.is_one(path)}
     by_setting = [one for sweep in sweeps.values() for one in accuracies(sweep)]
     paths = [run for path in given for run in (_runs(sweeps[path]) if path in sweeps else [path])]
-    target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
+    target = out or (paths[0] / names.REPORT if len(paths) == 1 else Path(names.REPORT))
     of_sweep: dict[str, Any] = {}
     if len(given) == len(sweeps) == 1:
         (sweep,) = sweeps.values()

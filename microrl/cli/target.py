@@ -15,10 +15,8 @@ from microrl.data.load import check_source
 from microrl.data.sources import GENERATED, place
 from microrl.errors import UserError
 from microrl.models import hub
+from microrl.run import names
 from microrl.run.folder import RunFolder, run_above, under_runs
-
-CHECKPOINTS = "checkpoints"
-FINAL = "final"
 
 
 def prepare_hub(config: RunConfig, *more: str, reads_data: bool = False, loads_model: bool = True) -> None:
@@ -65,7 +63,7 @@ class ResolvedTarget(NamedTuple):
     @property
     def part(self) -> str | None:
         """`best` or `step-000100` for such a part of a run; None for its final adapter and for what is no run's."""
-        return None if self.run is None or self.adapter is None or self.adapter.name == FINAL else self.adapter.name
+        return None if self.run is None or self.adapter is None or self.adapter.name == names.FINAL else self.adapter.name
 
 
 def find_adapter(name: str | None, model: str | None = None) -> ResolvedTarget:
@@ -140,12 +138,12 @@ def _part(path: Path) -> tuple[Path, Path] | tuple[None, None]:
     run = run_above(path)
     if run is None:
         return None, None
-    for folder in (path, run / CHECKPOINTS / path.name):
+    for folder in (path, run / names.CHECKPOINTS / path.name):
         if any((folder / file).is_file() for file in ("adapter_config.json", "config.json", "adapter.safetensors")):
             return run, folder
     return None, None
 
 
 def _parts(run: Path) -> list[str]:
-    final_and_best = [name for name in (FINAL, "best") if (run / name).is_dir()]
-    return [*final_and_best, *sorted(path.name for path in (run / CHECKPOINTS).glob("step-*"))] or ["none yet"]
+    final_and_best = [name for name in (names.FINAL, names.BEST) if (run / name).is_dir()]
+    return [*final_and_best, *sorted(path.name for path in (run / names.CHECKPOINTS).glob("step-*"))] or ["none yet"]

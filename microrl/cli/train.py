@@ -14,6 +14,7 @@ from microrl.cli import options
 from microrl.cli.attempts import run_with_fallback
 from microrl.cli.output import OK, say
 from microrl.errors import UserError
+from microrl.run import names
 from microrl.terminal import counted, printable, time_in_words
 
 if TYPE_CHECKING:
@@ -206,6 +207,6 @@ def go_on(
                 f"microrl train --resume {folder.path} --steps N",
             )
         folder.write_config(tree)
-        folder.drop_partial_line("events.jsonl")
+        folder.drop_partial_line(names.EVENTS)
         folder.event("budget changed", ", ".join(f"{name} {value:g}" for name, value in bounds.items()))
     return run_with_fallback(folder, resume=True, is_extended=bool(bounds), started=started)

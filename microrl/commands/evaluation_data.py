@@ -10,7 +10,7 @@ from microrl.data.load import Question, Reading, load_questions, split
 from microrl.data.sources import described
 from microrl.errors import UserError
 from microrl.evaluation.benchmark import Benchmark
-from microrl.run import contamination, data_record
+from microrl.run import contamination, data_record, names
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.terminal import counted
@@ -41,7 +41,7 @@ def _report_reading(benchmark: Benchmark, count: int, reading: Reading, console:
 def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], console: RunConsole) -> dict[str, Any]:
     """The data's fingerprint, and whether it is the same as in training; None if it is other data on purpose."""
     fingerprint, is_same = data_record.of_questions(config.data, questions), None
-    if run is not None and (record := run.read_if_there(data_record.RECORD, data_record.Record)) is not None:
+    if run is not None and (record := run.read_if_there(names.DATA, data_record.Record)) is not None:
         own, is_equal = run.settings().data, fingerprint.sha256 == record.data.sha256
         if all(getattr(own, key) == getattr(config.data, key) for key in data_record.CHOICE):
             is_same = is_equal
@@ -61,7 +61,7 @@ def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], c
 def _contamination(benchmark: Benchmark, questions: list[Question], run: RunFolder, console: RunConsole) -> dict[str, int] | None:
     """What these questions have in common with the run's training questions, as found before training or, for a benchmark that
     was not compared then, now; None where the training data is not at hand."""
-    record, asked = run.read_if_there(contamination.RECORD, contamination.Record), benchmark.config.data
+    record, asked = run.read_if_there(names.CONTAMINATION, contamination.Record), benchmark.config.data
     is_whole = asked.held_out == 1  # otherwise it is the held-out part
     is_recorded = record is not None and (not is_whole or catalogue.find(asked.name) is not None)
     overlap = record.of(benchmark.name) if record is not None and is_recorded else None

@@ -16,14 +16,13 @@ from microrl.diagnostics.spectrum import Basis, similarity, spectrum
 from microrl.errors import UserError, did_you_mean
 from microrl.models.tensors import dequantize
 from microrl.report.completions import spread
-from microrl.run import checkpoint
+from microrl.run import checkpoint, names
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.run.follow import JsonlReader
 from microrl.train.setup import load_model
 from microrl.types import AdapterSnapshot
 
-FILE = "inspect.json"
 PROJECTIONS = ("q_proj", "o_proj")
 """Of which spectra are drawn (ortho, figure 3)."""
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -133,9 +132,9 @@ def _similarity(name: str, basis: Basis, snapshot: AdapterSnapshot) -> dict[str,
 
 def _start(run: RunFolder) -> dict[str, Any]:
     """What the start was and took: ||B0 A0||_F averaged over the targets (ortho, table 4), seconds and memory (table 7)."""
-    adapter = (run.read_if_there("environment.json", dict[str, Any]) or {}).get("adapter")
+    adapter = (run.read_if_there(names.ENVIRONMENT, dict[str, Any]) or {}).get("adapter")
     start: dict[str, Any] = {"norm": adapter.get("start_norm") if isinstance(adapter, dict) else None}
-    for event in JsonlReader(run.path / "events.jsonl").new():
+    for event in JsonlReader(run.path / names.EVENTS).new():
         if event.get("kind") == "adapter start":
             start |= {name: event.get(name) for name in ("seconds", "peak_gb", "cached")}
     return start
@@ -160,7 +159,7 @@ def _through(
     config: RunConfig, run: RunFolder, model: PreTrainedModel, bases: dict[str, Basis], console: RunConsole
 ) -> Iterator[dict[str, Any]]:
     """The norm of the update and the similarities through training, from the checkpoints that there are."""
-    for folder in checkpoint.all_in(run.path / checkpoint.FOLDER):
+    for folder in names.saved(run.path / names.CHECKPOINTS):
         if checkpoint.find_corruption(folder) is not None:
             continue
         console.status(f"measuring {folder.name}")

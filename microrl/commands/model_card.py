@@ -19,7 +19,7 @@ from microrl.data.prompts import SWITCH, messages
 from microrl.limits import LORA_RANKS, buffer_rank
 from microrl.report.history import History
 from microrl.report.verdict import gain_of
-from microrl.run import checkpoint
+from microrl.run import checkpoint, names
 from microrl.run.folder import RunFolder
 from microrl.run.summary import read_if_there
 from microrl.terminal import counted
@@ -155,7 +155,7 @@ class ModelCard:
 
     def _accuracy(self) -> str | None:
         """Accuracy before and after; only for the final adapter, since no other was evaluated."""
-        if self.run is None or self.source.resolve() != (self.run.path / "final").resolve():
+        if self.run is None or self.source.resolve() != (self.run.path / names.FINAL).resolve():
             return None
         summary = read_if_there(self.run.path)
         if summary is None or summary.eval.before is None or summary.eval.after is None:
@@ -240,7 +240,7 @@ class ModelCard:
         return f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
     def _versions(self) -> str | None:
-        environment = None if self.run is None else self.run.read_if_there("environment.json", _Environment)
+        environment = None if self.run is None else self.run.read_if_there(names.ENVIRONMENT, _Environment)
         if environment is None:
             return None
         return "## Versions\n\n" + ", ".join(f"{name} {version}" for name, version in environment.packages.items())

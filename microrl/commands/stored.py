@@ -14,11 +14,11 @@ from microrl.evaluation.gain_parts import GainParts
 from microrl.evaluation.result import Result, Stored
 from microrl.files import RESTORE, BadFile, read_json
 from microrl.report.transcripts import own_gain_parts
-from microrl.run.data_record import RECORD, Record
+from microrl.run import names
+from microrl.run.data_record import Record
 from microrl.run.folder import RunFolder
 from microrl.types import Sampling
 
-HELD_OUT = "held-out"
 IS_HELD_OUT, PART = re.compile(r"held-out-n\d+-t\d"), re.compile(r"-s\d+(?:-qs\d+)?(?:-q\d+)?-(best|step-\d{6,15})(?=-|$)")
 """Only the name of an evaluation's file tells whether it is of the held-out part, and of which part of the run."""
 
@@ -97,8 +97,8 @@ class Evaluation:
 def evaluations(entry: Entry) -> list[Evaluation]:
     """The evaluations of the entry's part; those before and after training as `held-out`. Of several with the same setup and base
     the newest counts, unless one of the same weights has more questions."""
-    folder = entry.run.path / "eval"
-    stored = [path for path in folder.glob("[!.]*.json") if path.stem not in (f"{HELD_OUT}-before", f"{HELD_OUT}-after")]
+    folder = entry.run.path / names.EVAL
+    stored = [path for path in folder.glob("[!.]*.json") if path.stem not in (names.BEFORE, names.AFTER)]
     kept: dict[tuple[Setup, str | None], Evaluation] = {}
     parts: dict[Setup, set[str | None]] = {}
     for path in sorted(stored, key=lambda path: (path.stat().st_mtime_ns, path.name)):
@@ -112,7 +112,7 @@ def evaluations(entry: Entry) -> list[Evaluation]:
     evaluations = sorted(kept.values(), key=lambda one: (one.setup.benchmark, str(one.setup.sampling), one.setup.seed))
     for one in evaluations:
         one.is_selected = entry.part is not None and len(parts[one.setup]) > 1
-    if entry.part is None and (folder / f"{HELD_OUT}-after.json").is_file():
+    if entry.part is None and (folder / f"{names.AFTER}.json").is_file():
         evaluations.append(_in_training(entry))
     return evaluations
 
@@ -131,10 +131,10 @@ def _stored(entry: Entry, path: Path) -> Evaluation:
 
 def _in_training(entry: Entry) -> Evaluation:
     """The run's own evaluations before and after training."""
-    before, after = (entry.run.path / "eval" / f"{HELD_OUT}-{when}.json" for when in ("before", "after"))
+    before, after = (entry.run.path / names.EVAL / f"{side}.json" for side in (names.BEFORE, names.AFTER))
     result, about, _ = _read(entry, after)
-    record = entry.run.read_if_there(RECORD, Record)
-    setup = Setup(HELD_OUT, result.sampling, result.seed, None if record is None else record.data.sha256, in_training=True)
+    record = entry.run.read_if_there(names.DATA, Record)
+    setup = Setup(names.HELD_OUT, result.sampling, result.seed, None if record is None else record.data.sha256, in_training=True)
     setup = replace(setup, question_seed=result.question_seed)
     base = _read(entry, before)[0] if before.is_file() else None
     parts = own_gain_parts(entry.run.path, GainParts.read(about.gain_parts), [])
@@ -144,7 +144,7 @@ def _in_training(entry: Entry) -> Evaluation:
 def _benchmark(stem: str, data: Fingerprint | None) -> tuple[str, bool]:
     """The name of an evaluation's data, and whether it is the known benchmark of this name: its split, whole."""
     if IS_HELD_OUT.match(stem) or data is None:
-        return (HELD_OUT if IS_HELD_OUT.match(stem) else stem), False
+        return (names.HELD_OUT if IS_HELD_OUT.match(stem) else stem), False
     if (known := catalogue.find(data.name)) is not None:
         return known.name, data.rows == known.rows.get("test")
     return (Path(data.name).stem if is_data_file(data.name) else Path(data.name).name), False

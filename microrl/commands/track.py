@@ -19,7 +19,7 @@ from microrl import clock, files
 from microrl.config.resolve import leaves
 from microrl.errors import MachineFailure, UserError, first_line
 from microrl.report.history import History, finite
-from microrl.run import follow
+from microrl.run import follow, names
 from microrl.run.folder import RunFolder
 from microrl.run.tracking import log_name
 from microrl.terminal import counted
@@ -117,7 +117,7 @@ def track(folder: RunFolder, to: str, project: str, say: Callable[[str], None], 
     last = -1
     began_s = clock.wall_s()
     with suppress(OSError):
-        began_s = (folder.path / "config.json").stat().st_mtime
+        began_s = (folder.path / names.CONFIG).stat().st_mtime
     try:
         for rows, _ in follow.steps(folder.path, looks_s=LOOKS_S, is_going=is_going):
             _watchdog()

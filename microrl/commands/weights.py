@@ -15,7 +15,7 @@ from microrl.errors import UserError, first_line
 from microrl.models.ways import Ways
 from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
-from microrl.run import checkpoint
+from microrl.run import checkpoint, names
 from microrl.run.console import RunConsole
 from microrl.types import AdapterSnapshot
 
@@ -67,7 +67,7 @@ def trained(folder: Path, config: RunConfig, model: PreTrainedModel) -> AdapterS
 
     `config`: of the run that a checkpoint belongs to. Raises UserError.
     """
-    is_checkpoint = folder.parent.name == checkpoint.FOLDER and not (folder / "adapter_config.json").is_file()
+    is_checkpoint = folder.parent.name == names.CHECKPOINTS and not (folder / "adapter_config.json").is_file()
     if not is_checkpoint:
         return read(folder, model)
     if (wrong := checkpoint.find_corruption(folder)) is not None:

@@ -20,7 +20,7 @@ from microrl.report.updates import (
     updates,
     updates_said,
 )
-from microrl.run import heartbeat, idle
+from microrl.run import heartbeat, idle, names
 from microrl.run.view import clock
 from microrl.terminal import alike, counted, rounded_up, time_in_words
 
@@ -243,7 +243,7 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[RunFinding]:
     hours = ended.hours_budget if ended is not None else None
     if ended is not None and is_done and bound is None and hours and ended.hours_spent < (1 - UNUSED) * hours:
         left, steps_s = hours - ended.hours_spent, history.series("time/step")[1]
-        evaluation_s = finite(history.evaluations.get("held-out-after", {}).get("seconds")) or 0.0
+        evaluation_s = finite(history.evaluations.get(names.AFTER, {}).get("seconds")) or 0.0
         step = f"a further step of up to {max(steps_s):.0f} s" if steps_s else "a further step"
         smaller = f"make steps smaller ({'sft.batch' if only_sft else 'sampling.prompts_per_step'}), "
         if evaluation_s > 0.1 * left * 3600:  # what was kept for it is at least as much

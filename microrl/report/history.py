@@ -21,10 +21,10 @@ from microrl.errors import UserError
 from microrl.evaluation.gain_parts import KEY as PARTS_KEY
 from microrl.evaluation.gain_parts import GainParts
 from microrl.files import BadFile, Count
-from microrl.run import follow, rollouts, versioned
+from microrl.run import follow, names, versioned
 from microrl.run.folder import RunFolder
 from microrl.run.metrics import MetricsRow
-from microrl.run.summary import NAME, Evaluations, Summary, Written, read_if_there
+from microrl.run.summary import Evaluations, Summary, Written, read_if_there
 from microrl.terminal import counted
 
 MAX_BYTES = 2**30
@@ -127,7 +127,7 @@ class History:
             if not (path / name).exists():
                 return {}
             try:
-                return versioned.config_of(path) if name == "config.json" else files.read_json(path / name, dict[str, Any])
+                return versioned.config_of(path) if name == names.CONFIG else files.read_json(path / name, dict[str, Any])
             except BadFile as error:
                 notes.append(error.message)
                 return {}
@@ -142,24 +142,24 @@ class History:
         history = cls(
             path=path,
             name=path.absolute().name,
-            config=tree("config.json"),
+            config=tree(names.CONFIG),
             rows=[
                 {name: finite(value) for name, value in row.items()}
-                for row in _lines(path / "metrics.jsonl", notes)
+                for row in _lines(path / names.METRICS, notes)
                 if isinstance(row.get("step"), int)
             ],
-            events=[_event(line) for line in _lines(path / "events.jsonl", notes)],
+            events=[_event(line) for line in _lines(path / names.EVENTS, notes)],
             summary=summary,
-            environment=tree("environment.json"),
-            evaluations={file.stem: tree(f"eval/{file.name}") for file in sorted((path / "eval").glob("*.json"))},
-            inspection=tree("inspect.json"),
+            environment=tree(names.ENVIRONMENT),
+            evaluations={file.stem: tree(f"{names.EVAL}/{file.name}") for file in sorted((path / names.EVAL).glob("*.json"))},
+            inspection=tree(names.INSPECTION),
             notes=notes,
             is_running=ending is None and not follow.is_over(path) and follow.is_alive(path),
         )
-        history.gain_parts = GainParts.read(history.evaluations.get("held-out-after", {}).get(PARTS_KEY))
-        if written is not None and _is_changed(path / "metrics.jsonl", written):
+        history.gain_parts = GainParts.read(history.evaluations.get(names.AFTER, {}).get(PARTS_KEY))
+        if written is not None and _is_changed(path / names.METRICS, written):
             notes.append(CHANGED)
-        if not (path / rollouts.FOLDER).is_dir() and history.rows:
+        if not (path / names.ROLLOUTS).is_dir() and history.rows:
             notes.append("there are no rollouts: completions cannot be shown")
         return history
 
@@ -201,7 +201,7 @@ class History:
     @property
     def has_ended(self) -> bool:
         """Whether the run has come to an end, well or not, whose record may be damaged."""
-        return self.summary is not None or (self.path / NAME).exists()
+        return self.summary is not None or (self.path / names.SUMMARY).exists()
 
     @property
     def evaluated(self) -> Evaluations:
@@ -216,7 +216,7 @@ class History:
     def entropies(self) -> tuple[float, float, float] | None:
         """Entropy on the held-out questions before and after training, nats per token, and the relative change: dH_rel of micro,
         table 2."""
-        before, after = (finite(self.evaluations.get(f"held-out-{side}", {}).get("entropy")) for side in ("before", "after"))
+        before, after = (finite(self.evaluations.get(name, {}).get("entropy")) for name in (names.BEFORE, names.AFTER))
         return None if not before or before < 0 or after is None else (before, after, (after - before) / before)
 
     def series(self, metric: str, against: str = "step") -> tuple[list[float], list[float]]:
@@ -313,7 +313,7 @@ class _State(BaseModel):
 
 def _checkpoints(path: Path) -> list[Path]:
     """The folders of a run's checkpoints, oldest first."""
-    return sorted(state.parent for state in path.glob("checkpoints/step-*/state.json") if state.parent.name[5:].isdecimal())
+    return [folder for folder in names.saved(path / names.CHECKPOINTS) if (folder / "state.json").exists()]
 
 
 def _is_changed(path: Path, written: Written) -> bool:

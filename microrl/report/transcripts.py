@@ -21,12 +21,13 @@ from microrl.evaluation.gain_parts import gain_parts as parts_of
 from microrl.evaluation.result import Result
 from microrl.evaluation.result import clusters as clusters_of
 from microrl.report.completions import read_lines, shown_text
+from microrl.run import names
 from microrl.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from microrl.rewards.scorer import RewardScorer
 
-OWN = ("held-out-before", "held-out-after")
+OWN = (names.BEFORE, names.AFTER)
 """The files of the evaluations that training itself has made."""
 BASE = "-base"
 """Ends the name of a base model's file; see `microrl eval --base`."""
@@ -76,7 +77,7 @@ class Pair:
 
 def evaluations(run: Path) -> dict[str, tuple[Path, Path]]:
     """(base model's file, trained model's file) by the evaluation's name: the run's own first, then the newest first."""
-    place = run / "eval"
+    place = run / names.EVAL
     sides = {OWN[1]: tuple(place / f"{name}{SUFFIX}" for name in OWN)}
     for path in sorted(place.glob(f"*{BASE}{SUFFIX}"), key=lambda path: -path.lstat().st_mtime):
         name = path.name.removesuffix(f"{BASE}{SUFFIX}")
@@ -129,7 +130,7 @@ def own_gain_parts(run: Path, stored: GainParts | None, notes: list[str]) -> Gai
 
     try:
         config = RunFolder(run).settings()
-        clusters = clusters_of(Result.read(run / "eval" / f"{name}.json") for name in OWN)
+        clusters = clusters_of(Result.read(run / names.EVAL / f"{name}.json") for name in OWN)
     except UserError as error:  # damaged
         notes.append(error.message)
         return None

@@ -14,8 +14,9 @@ from microrl.report.completions import shown_text
 from microrl.report.findings import ENDINGS, findings
 from microrl.report.history import History, RunFinding
 from microrl.report.updates import FEW_UPDATES, updates, updates_said
+from microrl.run import names
 from microrl.run.folder import control_of
-from microrl.run.summary import NAME, read_if_there
+from microrl.run.summary import read_if_there
 from microrl.terminal import counted
 
 Outcome = Literal["helped", "worse", "no clear effect", "too little to tell", "nothing learned", "not measured", "running"]
@@ -113,7 +114,7 @@ def gain_of(history: History, metric: str = "accuracy") -> Gain | None:
         return None
     before = stored.before.accuracy if gain.before is None else gain.before
     after = stored.after.accuracy if gain.after is None else gain.after
-    samples = history.evaluations.get("held-out-after", {}).get("samples")
+    samples = history.evaluations.get(names.AFTER, {}).get("samples")
     shared = stored.after.questions if gain.questions is None else gain.questions
     left_out = stored.before.questions + stored.after.questions - 2 * shared
     known = samples if isinstance(samples, int) else None
@@ -150,7 +151,7 @@ def _outcome(history: History, all_findings: tuple[RunFinding, ...], count: int,
 def _missing(history: History) -> str:
     """Which evaluation a run without a gain lacks, and what the other one found."""
     if history.summary is None and history.has_ended:
-        return f"{NAME} is damaged"
+        return f"{names.SUMMARY} is damaged"
     before, after = history.evaluated.before, history.evaluated.after
     if before is None:
         return f"The evaluation{' before' if after else 's before and after'} training {'is' if after else 'are'} missing"

@@ -31,11 +31,9 @@ from microrl.files import STRICT, BadFile, Count, Fraction, Seconds
 from microrl.models.tensors import weight_sharing_copy
 from microrl.policy.optimizer import Steering
 from microrl.policy.policy import Policy
-from microrl.run import generators
+from microrl.run import generators, names
 from microrl.types import AdapterSnapshot
 
-FOLDER = "checkpoints"
-"""Name of the folder in a run folder."""
 KEPT = 2
 Duration = Literal["step", "save", "validation", "sft_step"]
 Weight = Annotated[float, Field(ge=0, le=1e9)]
@@ -138,22 +136,16 @@ def save(root: Path, policy: Policy, state: State, *, keep_every: int | None = N
 
 def prune(root: Path, kept: int = KEPT, *, keep_every: int | None = None) -> None:
     """Delete all checkpoints except the last `kept`, the best ones they name, and those of every `keep_every` steps."""
-    last = all_in(root)[-kept:]
+    last = names.saved(root)[-kept:]
     needed = {path.name for path in last} | {_path(root, step).name for path in last if (step := _best_step(path)) is not None}
-    for old in all_in(root):
-        if old.name not in needed and (keep_every is None or (_step_of(old) or 0) % keep_every):
+    for old in names.saved(root):
+        if old.name not in needed and (keep_every is None or (names.step_of(old) or 0) % keep_every):
             shutil.rmtree(old, ignore_errors=True)
-
-
-def all_in(root: Path) -> list[Path]:
-    """All checkpoints, oldest first, intact or not."""
-    folders = [path for path in root.glob("step-*") if path.is_dir() and _step_of(path) is not None]
-    return sorted(folders, key=lambda path: _step_of(path) or 0)
 
 
 def steps(root: Path) -> int:
     """Steps that the newest checkpoint contains, intact or not; 0: there is none."""
-    return max((_step_of(path) or 0 for path in all_in(root)), default=0)
+    return max((names.step_of(path) or 0 for path in names.saved(root)), default=0)
 
 
 def find_damage(folder: Path) -> str | None:
@@ -178,7 +170,7 @@ def find_corruption(folder: Path) -> str | None:
 def ill_typed(folder: Path) -> str | None:
     """What is wrong with a checkpoint whose checksums match; None: nothing."""
     try:
-        state, number = read_state(folder), _step_of(folder)
+        state, number = read_state(folder), names.step_of(folder)
         if number is not None and state.step != number:
             return f"its state is of step {state.step}"
         for name in (_ADAPTER, _OPTIMIZER, _RNG):
@@ -196,7 +188,7 @@ def adopt(root: Path) -> list[tuple[Path, str]]:
     aside = []
     for temporary in root.glob(".step-*.tmp"):
         target = root / temporary.name.removeprefix(".").removesuffix(".tmp")
-        if find_corruption(temporary) is None and read_state(temporary).step == _step_of(target):
+        if find_corruption(temporary) is None and read_state(temporary).step == names.step_of(target):
             why = find_corruption(target) if os.path.lexists(target) else None
             if why is not None:
                 aside.append((set_aside(target), why))
@@ -274,7 +266,7 @@ def update_of(folder: Path, config: RunConfig, model: PreTrainedModel) -> Adapte
 
 def newest_whole(root: Path) -> Path | None:
     """The newest intact checkpoint, or None. Renames nothing, so the run may be somebody else's."""
-    return next((folder for folder in reversed(all_in(root)) if find_corruption(folder) is None), None)
+    return next((folder for folder in reversed(names.saved(root)) if find_corruption(folder) is None), None)
 
 
 def best(root: Path, state: State) -> Path | None:
@@ -297,13 +289,7 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def _path(root: Path, step: int) -> Path:
-    return root / f"step-{step:06d}"
-
-
-def _step_of(folder: Path) -> int | None:
-    """The step in a checkpoint's name; None if it is not such a name."""
-    match = re.fullmatch(r"step-(\d{6,15})", folder.name)
-    return int(match[1]) if match and _path(folder.parent, int(match[1])) == folder else None
+    return root / names.of_step(step)
 
 
 def _best_step(folder: Path) -> int | None:

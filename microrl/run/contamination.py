@@ -11,7 +11,6 @@ from microrl.data.contamination import LENGTH, NEAR, Overlap
 from microrl.data.load import Question
 from microrl.files import Count, Fraction
 
-RECORD = "contamination.json"
 MAX_PAIRS = 100
 """Pairs that are listed for a benchmark, those that have most in common."""
 

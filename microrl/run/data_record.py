@@ -13,9 +13,9 @@ from microrl.data.fingerprint import Fingerprint, fingerprint
 from microrl.data.load import Question, load_questions
 from microrl.data.sft_examples import Solution
 from microrl.errors import UserError
+from microrl.run import names
 from microrl.run.folder import RunFolder
 
-RECORD = "data.json"
 CHOICE = (
     "name", "subset", "split", "revision", "question", "answer", "answer_kind", "problems", "seed", "max_prompt_tokens",
     "long_prompts",
@@ -49,18 +49,18 @@ def record_or_verify(
     sft = None
     if solutions is not None:
         sft = fingerprint(config.sft.data or config.data.name, ((one.question, one.identity) for one in solutions))
-    record = folder.read_if_there(RECORD, Record)
+    record = folder.read_if_there(names.DATA, Record)
     if record is None and not _has_results(folder):
-        folder.write_json(RECORD, Record(data=current, sft=sft).model_dump())
+        folder.write_json(names.DATA, Record(data=current, sft=sft).model_dump())
         return
     if record is None:
-        why = f"{folder.path / RECORD} is missing, so it is unknown whether the data has changed"
+        why = f"{folder.path / names.DATA} is missing, so it is unknown whether the data has changed"
         raise UserError(why, "start a new run: --out DIR")
     _refuse_other(folder, record.data, current, "the data")
     if sft is None:
         return
     if record.sft is None:  # it was handed on
-        folder.write_json(RECORD, record.model_copy(update={"sft": sft}).model_dump())
+        folder.write_json(names.DATA, record.model_copy(update={"sft": sft}).model_dump())
     else:
         _refuse_other(folder, record.sft, sft, "the SFT data")
 
@@ -68,13 +68,13 @@ def record_or_verify(
 def hand_on(base: RunFolder, run: RunFolder) -> None:
     """Record for a new run what the evaluation in `base` says of the data that both share. SFT data is each run's own. Raises
     BadFile if the record is damaged."""
-    if (record := base.read_if_there(RECORD, Record)) is not None:
-        run.write_json(RECORD, record.model_copy(update={"sft": None}).model_dump())
+    if (record := base.read_if_there(names.DATA, Record)) is not None:
+        run.write_json(names.DATA, record.model_copy(update={"sft": None}).model_dump())
 
 
 def warning_for_sample(run: RunFolder, config: RunConfig) -> str | None:
     """A warning if the run's data file has changed since training, else None. Only local files are checked."""
-    record = run.read_if_there(RECORD, Record)
+    record = run.read_if_there(names.DATA, Record)
     if record is None or not is_local_data(config.data.name):
         return None
     try:
@@ -98,4 +98,4 @@ def _refuse_other(folder: RunFolder, then: Fingerprint, now: Fingerprint, what: 
 
 
 def _has_results(folder: RunFolder) -> bool:
-    return any((folder.path / name).exists() for name in ("environment.json", "metrics.jsonl", "sft.jsonl", "eval"))
+    return any((folder.path / name).exists() for name in (names.ENVIRONMENT, names.METRICS, names.SFT, names.EVAL))

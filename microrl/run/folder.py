@@ -15,17 +15,8 @@ from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile, Value
-from microrl.run import locks, remedies, rollouts, summary, versioned
+from microrl.run import locks, names, remedies, rollouts, summary, versioned
 from microrl.terminal import printable
-
-LOCK, LOG, SWEEP = ".lock", "run.log", "sweep.json"
-"""The last is in the folder of a sweep, which has a run folder for each trial."""
-FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
-FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "sft.jsonl", "summary.json",
-         "heartbeat.json", "sync.json", "engine.json", "data.json", "screening.json", "teacher.json", "inspect.json",
-         "report.html",
-         "metrics.jsonl.before", "crash.log", LOG, f"{LOG}.1", ".gitignore")  # fmt: skip
-
 
 CONTROL = "-shuffled"
 """Ends the name of a run's control, the same run with shuffled rewards, which lies beside it."""
@@ -39,7 +30,7 @@ def control_of(path: Path) -> Path:
 def run_of(path: Path) -> Path | None:
     """The folder of the run that a run is the control of; None if it is none."""
     run = path.with_name(path.name.removesuffix(CONTROL)) if path.name.endswith(CONTROL) else None
-    return run if run is not None and (run / "config.json").exists() else None
+    return run if run is not None and (run / names.CONFIG).exists() else None
 
 
 class RunFolder:
@@ -54,7 +45,7 @@ class RunFolder:
         """Lines that could not be written yet, by file; they are written first at the next attempt."""
         self._left_out: set[str] = set()
         self._lock: BinaryIO | None = None
-        self.metrics_sum = files.RunningSum(path / "metrics.jsonl")
+        self.metrics_sum = files.RunningSum(path / names.METRICS)
         self.step: int | None = None
         """The step in progress, which events carry."""
 
@@ -82,8 +73,8 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write `config.json` and `.gitignore`. Raises OSError."""
-        self.write_json("config.json", {"format": versioned.FORMAT, **config})
-        (self.path / ".gitignore").write_text("*\n")
+        self.write_json(names.CONFIG, {"format": versioned.FORMAT, **config})
+        (self.path / names.IGNORE).write_text("*\n")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -92,15 +83,15 @@ class RunFolder:
         """
         if not os.path.isdir(path):
             raise not_a_run(path)
-        if os.path.lexists(path / "config.json"):
+        if os.path.lexists(path / names.CONFIG):
             versioned.config_of(path)
         if not cls.is_one(path):
             raise not_a_run(path)
         files.refuse_links(path)
-        for name in FOLDERS:
+        for name in names.FOLDERS:
             if (path / name).is_file():
                 raise BadFile(f"{path / name} is a file but should be a folder", "remove it, or restore the original")
-        for file in (*(path / name for name in FILES), *(path / "eval").glob("*.json")):
+        for file in (*(path / name for name in names.FILES), *(path / names.EVAL).glob("*.json")):
             if file.is_dir():
                 raise BadFile(f"{file} is a folder but should be a file", "remove it, or restore the original")
         return cls(path)
@@ -109,20 +100,20 @@ class RunFolder:
     def is_one(cls, path: Path) -> bool:
         """Whether a folder is a run folder (and not, say, a model), by its configuration or the files that a run writes."""
         try:
-            config = files.read_json(path / "config.json", dict[str, Any])
+            config = files.read_json(path / names.CONFIG, dict[str, Any])
         except (BadFile, ValueError):
-            return any(os.path.lexists(path / name) for name in ("metrics.jsonl", "events.jsonl", "heartbeat.json"))
+            return any(os.path.lexists(path / name) for name in (names.METRICS, names.EVENTS, names.HEARTBEAT))
         return {"budget", "sampling", "adapter"} <= config.keys()
 
     @property
     def is_in_sweep(self) -> bool:
         """Whether it belongs to a sweep: a trial, or the evaluation of the base model that its trials share."""
-        return any(os.path.lexists(parent / SWEEP) for parent in list(self.path.absolute().parents)[:2])
+        return any(os.path.lexists(parent / names.SWEEP) for parent in list(self.path.absolute().parents)[:2])
 
     @property
     def has_steps(self) -> bool:
         """Whether a step has been finished, a supervised one included."""
-        return any(self.size(name) > 0 for name in ("metrics.jsonl", "sft.jsonl"))
+        return any(self.size(name) > 0 for name in (names.METRICS, names.SFT))
 
     def lock(self) -> None:
         """Lock the folder against other processes until this one ends. Raises UserError if another process holds the lock, and
@@ -134,7 +125,7 @@ class RunFolder:
             for path in (*self.path.glob("*.jsonl"), *self.path.glob("*.log"), *self.path.glob("*/*.log")):
                 with suppress(FileNotFoundError):
                     files.open_regular(path, os.O_RDWR).close()
-            self._lock = locks.take((path := self.path) / LOCK)
+            self._lock = locks.take((path := self.path) / names.LOCK)
         except locks.Held as error:
             owner = f" (PID {error.owner})" if error.owner else ""
             hint = "wait for it, stop it, or choose another folder: --out DIR"
@@ -156,17 +147,17 @@ class RunFolder:
         runs = [path for path in cls._all_in(root, with_trials=True) if run_of(path) is None]
         if not runs:
             raise UserError(f"there is no run in {root}/", "start one with `microrl train quickstart`, or pass its folder")
-        return cls.open(next((path for path in runs if has_final and (path / "final").is_dir()), runs[0]))
+        return cls.open(next((path for path in runs if has_final and (path / names.FINAL).is_dir()), runs[0]))
 
     @classmethod
     def _all_in(cls, root: Path, *, with_trials: bool) -> list[Path]:
         """The runs under `root`, latest first; with or without those of sweeps."""
 
         def started(path: Path) -> float:
-            config = path / "config.json"
+            config = path / names.CONFIG
             return config.lstat().st_mtime if os.path.lexists(config) else 0.0
 
-        of_sweeps = (path for plan in root.glob(f"*/{SWEEP}") if with_trials for path in plan.parent.glob("*"))
+        of_sweeps = (path for plan in root.glob(f"*/{names.SWEEP}") if with_trials for path in plan.parent.glob("*"))
         return sorted((path for path in (*root.glob("*"), *of_sweeps) if cls.is_one(path)), key=started, reverse=True)
 
     @classmethod
@@ -196,7 +187,7 @@ class RunFolder:
 
     def final(self) -> Path:
         """The folder of the final adapter. Raises UserError if there is none yet."""
-        final = self.path / "final"
+        final = self.path / names.FINAL
         if not final.is_dir():
             raise remedies.no_adapter(self.path)
         return final
@@ -219,7 +210,7 @@ class RunFolder:
         except BadFile:
             raise
         except UserError as error:
-            raise UserError(f"{self.path / 'config.json'}: {error.message}", error.hint) from None
+            raise UserError(f"{self.path / names.CONFIG}: {error.message}", error.hint) from None
 
     def read_json(self, name: str, kind: type[Value]) -> Value:
         """A JSON file as `kind`; see `files.read_json`. Raises BadFile."""
@@ -259,7 +250,7 @@ class RunFolder:
         if written != len(waiting):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
         del self._unwritten[name]
-        if name == "metrics.jsonl":
+        if name == names.METRICS:
             self.metrics_sum.add(waiting, at=size)
 
     def flush_all(self) -> None:
@@ -269,13 +260,13 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         """Append a console line with its time to `run.log`; dropped if that cannot be written."""
-        path = self.path / LOG
+        path = self.path / names.LOG
         with suppress(OSError, BadFile):
             with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
                 file.write(f"{clock.stamp()} {printable(text.strip())}\n".encode(errors="backslashreplace"))
                 size = file.tell()
             if size > self.LOG_BYTES:
-                path.replace(path.with_name(f"{LOG}.1"))
+                path.replace(path.with_name(f"{names.LOG}.1"))
 
     def size(self, name: str) -> int:
         """Size of a file in bytes; 0 if it does not exist."""
@@ -314,7 +305,7 @@ class RunFolder:
 
     def keep_before(self) -> None:
         """The run starts over: rename its metrics, rollouts and best adapter to `NAME.before`."""
-        for name in ("metrics.jsonl", "sft.jsonl", "rollouts", "best"):
+        for name in (names.METRICS, names.SFT, names.ROLLOUTS, names.BEST):
             path, kept = self.path / name, self.path / f"{name}.before"
             if path.exists():
                 files.remove(kept)
@@ -341,35 +332,20 @@ class RunFolder:
     def event(self, kind: str, message: str, **details: Any) -> None:
         """Append an event to `events.jsonl`: a warning, a skipped update, an interruption. In training it has a step."""
         step = {} if self.step is None else {"step": self.step}
-        self.append("events.jsonl", {"time": clock.stamp(), "kind": kind, "message": message} | step | details)
+        self.append(names.EVENTS, {"time": clock.stamp(), "kind": kind, "message": message} | step | details)
 
     def log_rollouts(self, step: int, lines: Iterable[dict[str, Any]]) -> None:
         """Write all completions of a step, compressed, one per line; see `rollouts.lines`. Raises OSError."""
-        path = self.path / rollouts.FOLDER / rollouts.name(step)
+        path = self.path / names.ROLLOUTS / rollouts.name(step)
         path.parent.mkdir(exist_ok=True)
         files.write_lines(path, lines, level=3)
 
     def discard(self) -> None:
         """Remove the folder if nothing has been run in it yet, so that its name is free again."""
         with suppress(OSError):
-            if {path.name.lstrip(".").removesuffix(".tmp") for path in self.path.iterdir()} <= _MADE_BEFORE_A_RUN:
+            made = {path.name.lstrip(".").removesuffix(".tmp") for path in self.path.iterdir()}
+            if made <= {name.lstrip(".") for name in names.MADE_BEFORE_A_RUN}:
                 shutil.rmtree(self.path)
-
-
-_MADE_BEFORE_A_RUN = {
-    "gitignore",
-    "config.json",
-    "lock",
-    "events.jsonl",
-    "heartbeat.json",
-    "data.json",
-    "teacher.json",
-    "contamination.json",
-    "track-wandb.log",
-    "track-trackio.log",
-    "track-tensorboard.log",
-    LOG,
-}
 
 
 def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:

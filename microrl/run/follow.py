@@ -12,8 +12,7 @@ from typing import Any
 from microrl import clock, files
 from microrl.environments.transcript import said
 from microrl.files import BadFile
-from microrl.run import locks, rollouts
-from microrl.run.folder import LOCK
+from microrl.run import locks, names, rollouts
 from microrl.run.metrics import METRICS, part
 
 CHUNK = 2**24
@@ -77,10 +76,10 @@ class JsonlReader:
 
 def is_alive(folder: Path) -> bool:
     """Whether a process is at work on the run; where its lock does not tell, whether there has been a sign of life lately."""
-    if (is_locked := locks.is_held(folder / LOCK)) is not None:
+    if (is_locked := locks.is_held(folder / names.LOCK)) is not None:
         return is_locked
     times = []
-    for name in ("heartbeat.json", LOCK, "config.json"):
+    for name in (names.HEARTBEAT, names.LOCK, names.CONFIG):
         with suppress(OSError):
             times.append((folder / name).lstat().st_mtime)
     return bool(times) and clock.wall_s() - max(times) < ALIVE_S
@@ -89,11 +88,11 @@ def is_alive(folder: Path) -> bool:
 def is_over(folder: Path) -> bool:
     """Whether the run has ended, well or not, and has not been resumed since."""
     try:
-        ended = (folder / "summary.json").lstat().st_mtime
+        ended = (folder / names.SUMMARY).lstat().st_mtime
     except OSError:
         return False
     try:
-        return (folder / LOCK).lstat().st_mtime <= ended + SAME_S  # taken anew by every process that trains
+        return (folder / names.LOCK).lstat().st_mtime <= ended + SAME_S  # taken anew by every process that trains
     except OSError:
         return True
 
@@ -117,7 +116,7 @@ def is_row(line: dict[str, Any]) -> bool:
 def completion(folder: Path, step: int) -> str:
     """The text of a completion of this step; empty if it cannot be read."""
     with suppress(BadFile):
-        for line in files.read_lines(folder / rollouts.FOLDER / rollouts.name(step)):
+        for line in files.read_lines(folder / names.ROLLOUTS / rollouts.name(step)):
             return said(files.json_object(line) or {})
     return ""
 
@@ -127,7 +126,7 @@ def steps(
 ) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
     """(rows, events) since the last look, every `looks_s` seconds, until the run has ended or gives no sign of life; or, where
     that is known better, as long as `is_going`."""
-    metrics, events = JsonlReader(folder / "metrics.jsonl"), JsonlReader(folder / "events.jsonl")
+    metrics, events = JsonlReader(folder / names.METRICS), JsonlReader(folder / names.EVENTS)
     while True:
         # Before the files are read: what is written last is not missed.
         ended = not is_going() if is_going is not None else is_over(folder) or not is_alive(folder)

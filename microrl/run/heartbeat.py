@@ -24,9 +24,9 @@ from pydantic import ConfigDict
 
 from microrl import clock, files
 from microrl.files import STRICT, Seconds
+from microrl.run import names
 from microrl.terminal import printable
 
-FILE = "heartbeat.json"
 EVERY_S = 2.0
 LIBRARIES = tuple({str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))})
 """Folders of microrl and of the installed packages."""
@@ -106,7 +106,7 @@ class Heartbeat:
         budget_s: float | None = None,
         on_hang: Callable[[Hang], None] = lambda hang: None,
     ) -> None:
-        self._path, self._elapsed_s, self._budget_s = folder / FILE, elapsed_s, budget_s
+        self._path, self._elapsed_s, self._budget_s = folder / names.HEARTBEAT, elapsed_s, budget_s
         self._on_hang = on_hang
         self.on_silence: Callable[[str, float], None] = lambda doing, seconds: None
         self.forecast_s = 0.0
@@ -209,7 +209,7 @@ class Heartbeat:
 
 def read(folder: Path, on_bad: Callable[[str], None] = lambda why: None) -> Beat:
     """The last heartbeat; one of 0 s if there is none, or if it is damaged, which `on_bad` is told."""
-    path = folder / FILE
+    path = folder / names.HEARTBEAT
     if not path.exists():
         return Beat(0.0)
     try:

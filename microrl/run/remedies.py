@@ -10,6 +10,7 @@ from microrl.config import RunConfig
 from microrl.config.oversight import EvaluationConfig
 from microrl.errors import UserError
 from microrl.files import BadFile
+from microrl.run import names
 
 EVENTS_BYTES = 2**20
 """So much of the end of `events.jsonl` is read."""
@@ -28,13 +29,13 @@ def no_adapter(run: Path) -> UserError:
 def _refusal(run: Path) -> UserError | None:
     """The error with a hint that was the last event of a run without a step."""
     try:
-        with files.open_regular(run / "events.jsonl") as file:
+        with files.open_regular(run / names.EVENTS) as file:
             file.seek(max(file.seek(0, 2) - EVENTS_BYTES, 0))
             last = next(filter(None, map(files.json_object, reversed(file.read().splitlines()))), {})
     except (OSError, BadFile):
         return None
     hint = last.get("hint")
-    is_first = last.get("step") == 0 and not (run / "sft.jsonl").exists()
+    is_first = last.get("step") == 0 and not (run / names.SFT).exists()
     if last.get("kind") != "failed" or not is_first or not isinstance(hint, str):
         return None
     return UserError(f"{run} has no trained adapter: it ended before its first update: {last.get('message')}", hint)
@@ -47,7 +48,7 @@ def to_evaluate(run: Path, config: RunConfig, part: str | None = None, *, with_b
     if config.data.held_out == 0:
         lacks = " --data FILE.jsonl"
     command = f"microrl eval {run if part is None else run / part}{lacks}" + (f" --base {config.model.name}" if with_base else "")
-    if part is not None or (run / "final").is_dir():
+    if part is not None or (run / names.FINAL).is_dir():
         return command
     if (refusal := _refusal(run)) is not None:
         return str(refusal.hint)

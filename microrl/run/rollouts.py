@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from microrl.files import STRICT, BadFile, Count, read_lines, said_first
+from microrl.run import names
 from microrl.types import Completion, Finish, Group, Prompt, Score
 
-FOLDER = "rollouts"
 TOKEN_GROUPS = 4
 MAX_FLOAT16 = 65504.0
 MAX_CHARACTER = 4
@@ -138,7 +138,7 @@ class _Line(BaseModel):
 
 def steps(root: Path) -> list[tuple[int, Path]]:
     """The steps of a run folder that have rollouts, in order, with their files."""
-    matches = [(NAME.fullmatch(path.name), path) for path in (root / FOLDER).glob("step-*.jsonl.gz")]
+    matches = [(NAME.fullmatch(path.name), path) for path in (root / names.ROLLOUTS).glob("step-*.jsonl.gz")]
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 

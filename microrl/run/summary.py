@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from microrl.evaluation.intervals import Estimate
 from microrl.files import Count, Fraction, Seconds
-from microrl.run import versioned
+from microrl.run import names, versioned
 
-NAME = "summary.json"
 Status = Literal["done", "stopped", "interrupted", "unproved", "failed"]
 Hours = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -120,9 +119,9 @@ class Summary(BaseModel):
 
 def read(folder: Path) -> Summary:
     """The summary of the run in a folder. Raises BadFile where it is missing or damaged, and UserError for a later format."""
-    return versioned.read_json(folder / NAME, Summary)
+    return versioned.read_json(folder / names.SUMMARY, Summary)
 
 
 def read_if_there(folder: Path) -> Summary | None:
     """As `read`; None where there is no such file: the run has not ended."""
-    return read(folder) if (folder / NAME).exists() else None
+    return read(folder) if (folder / names.SUMMARY).exists() else None

@@ -16,6 +16,7 @@ from microrl import files
 from microrl.config.schema import FORMAT
 from microrl.errors import UserError
 from microrl.files import Count, Value
+from microrl.run import names
 
 
 class _Format(BaseModel):
@@ -32,6 +33,6 @@ def read_json(path: Path, kind: type[Value]) -> Value:
 
 def config_of(run: Path) -> dict[str, Any]:
     """A run's `config.json` but for its format, not validated. Raises as `read_json`."""
-    config = read_json(run / "config.json", dict[str, Any])
+    config = read_json(run / names.CONFIG, dict[str, Any])
     config.pop("format", None)
     return config

@@ -15,6 +15,7 @@ from microrl.evaluation.seeds import accuracy_of, difference, holm
 from microrl.files import BadFile
 from microrl.report import several
 from microrl.report.history import History
+from microrl.run import names
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.grid import SEED, key_name
 from microrl.sweep.table import Line, label, lines, method
@@ -115,7 +116,7 @@ def _contrast(
 def _ended(folder: SweepFolder) -> list[_Ended]:
     ended: list[_Ended] = []
     for line in lines(folder):
-        path = folder.trial(line.trial.name) / "eval" / "held-out-after.json"
+        path = folder.trial(line.trial.name) / names.EVAL / f"{names.AFTER}.json"
         if line.status in ("done", "stopped") and line.summary is not None and path.is_file():
             try:
                 result = Result.read(path)

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from microrl.clock import now_s
-from microrl.run import follow, heartbeat
+from microrl.run import follow, heartbeat, names
 from microrl.run.view import clock
 from microrl.sweep.folder import OVER, PlannedTrial, SweepFolder
 from microrl.sweep.forecast import plan_of
@@ -68,7 +68,7 @@ class Display:
         self._total = f"/{steps}" if steps and upcoming.hours is None else ""
         limit = "" if upcoming.hours is None else f", limit {time_in_words(upcoming.hours)}"
         say(f"{self._head}: {'resumed' if status != 'waiting' else 'started'}{limit}; {self.times()}")
-        self._lines, self._said = follow.JsonlReader(self._folder.trial(name) / "metrics.jsonl"), ": loading"
+        self._lines, self._said = follow.JsonlReader(self._folder.trial(name) / names.METRICS), ": loading"
 
     def waiting(self) -> None:
         """Only here, in the process that waits: one that is forked must not have a display."""

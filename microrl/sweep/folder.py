@@ -14,11 +14,11 @@ from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile, Seconds
-from microrl.run import follow, summary
-from microrl.run.folder import SWEEP, RunFolder
+from microrl.run import follow, names, summary
+from microrl.run.folder import RunFolder
 from microrl.sweep.grid import SEED, Strategy, Trial
 
-PLAN, EVENTS, CLOCK, LOGS, BASES = SWEEP, "trials.jsonl", "clock.json", "logs", "bases"
+PLAN, EVENTS, CLOCK, LOGS, BASES = names.SWEEP, "trials.jsonl", "clock.json", "logs", "bases"
 ATTEMPTS = 2
 """Of a trial that fails."""
 RETRIED = "retried"
@@ -184,7 +184,7 @@ class SweepFolder:
             return "refused"
         if len(failures) >= ATTEMPTS:
             return "failed"
-        return "unfinished" if os.path.lexists(path / "config.json") else "waiting"
+        return "unfinished" if os.path.lexists(path / names.CONFIG) else "waiting"
 
     def ended_with(self, name: str) -> float | None:
         """The hours that a trial was given when it ended."""

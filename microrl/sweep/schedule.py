@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from microrl.run import follow, heartbeat
+from microrl.run import follow, heartbeat, names
 from microrl.sweep.folder import BASES, LOST, OVER, PlannedTrial, SweepFolder
 from microrl.sweep.grid import rounds, setting_of
 
@@ -136,6 +136,6 @@ def _halved(folder: SweepFolder, alive: Sequence[PlannedTrial], rung: int) -> li
 
 def validation(folder: SweepFolder, name: str) -> float | None:
     """A trial's last validation accuracy; None if there is none."""
-    rows = follow.JsonlReader(folder.trial(name) / "metrics.jsonl").new()
+    rows = follow.JsonlReader(folder.trial(name) / names.METRICS).new()
     accuracies = [row["validate/accuracy"] for row in rows if isinstance(row.get("validate/accuracy"), float)]
     return accuracies[-1] if accuracies else None

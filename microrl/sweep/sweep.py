@@ -19,7 +19,7 @@ from microrl.config import RunConfig
 from microrl.evaluation.result import Result
 from microrl.files import BadFile
 from microrl.processes import how_it_ended
-from microrl.run import child, data_record
+from microrl.run import child, data_record, names
 from microrl.run.folder import RunFolder
 from microrl.sweep.display import Display
 from microrl.sweep.folder import BASES, FAILED, REFUSED, PlannedTrial, SweepFolder
@@ -213,7 +213,7 @@ def _have_all_begun(folder: SweepFolder, key: str) -> bool:
 def _answered(base: Path) -> int:
     """On how many questions an untouched model has been evaluated; 0 if it has not, or if that cannot be read."""
     with suppress(BadFile):
-        return len(Result.read(base / "eval" / "held-out-before.json").right) if _before(base) else 0
+        return len(Result.read(base / names.EVAL / f"{names.BEFORE}.json").right) if _before(base) else 0
     return 0
 
 
@@ -234,7 +234,7 @@ def _evaluate_base(folder: SweepFolder, upcoming: NextTrial, work: Work, show: D
 
 def _before(base: Path) -> list[Path]:
     """The files of an evaluation of the untouched model that has ended."""
-    return sorted((base / "eval").glob("held-out-before.*")) if (base / "summary.json").exists() else []
+    return sorted((base / names.EVAL).glob(f"{names.BEFORE}.*")) if (base / names.SUMMARY).exists() else []
 
 
 def give_base(folder: SweepFolder, config: RunConfig, path: Path) -> None:

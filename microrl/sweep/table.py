@@ -12,8 +12,9 @@ from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.seeds import OverSeeds
 from microrl.files import BadFile
 from microrl.report.history import History, finite
+from microrl.run import names
 from microrl.run.remedies import to_evaluate
-from microrl.run.summary import NAME, Summary, read_if_there
+from microrl.run.summary import Summary, read_if_there
 from microrl.sweep.folder import LOST, PlannedTrial, Status, SweepFolder
 from microrl.sweep.grid import SEED, SETTING, key_name
 
@@ -68,7 +69,7 @@ def lines(folder: SweepFolder) -> list[Line]:
             summary = read_if_there(path)
         except BadFile:
             status = "unfinished"
-            why = f"{path / NAME} is damaged; to repeat the trial, delete {path} and resume the sweep"
+            why = f"{path / names.SUMMARY} is damaged; to repeat the trial, delete {path} and resume the sweep"
         scale = adapter.scale if isinstance(adapter, LowRankConfig) else None
         trial_lines.append(Line(trial, status, scale, summary, why))
     return trial_lines
@@ -127,7 +128,7 @@ def ended(folder: SweepFolder) -> list[tuple[str, Path]]:
 
 def _is_evaluated(folder: SweepFolder, name: str) -> bool:
     """Whether a trial has an evaluation of its own: that of the base model may be shared."""
-    return any(path.stem != "held-out-before" for path in (folder.trial(name) / "eval").glob("[!.]*.json"))
+    return any(path.stem != names.BEFORE for path in (folder.trial(name) / names.EVAL).glob("[!.]*.json"))
 
 
 def method(folder: SweepFolder, trial: PlannedTrial) -> str:

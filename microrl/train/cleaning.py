@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from microrl.config import RunConfig, catalogue
 from microrl.data.contamination import overlaps
 from microrl.data.load import Question, Reading, load_questions
-from microrl.run import contamination
+from microrl.run import contamination, names
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 
@@ -79,13 +79,13 @@ def without_contamination(
             if pair.is_near:
                 drops.setdefault(pair.training, name)
     record = contamination.record(training, benchmarks, overlaps_by_benchmark, Counter(drops.values()))
-    with folder.tolerate_write_errors(contamination.RECORD):
-        folder.write_json(contamination.RECORD, record.model_dump())
+    with folder.tolerate_write_errors(names.CONTAMINATION):
+        folder.write_json(names.CONTAMINATION, record.model_dump())
     for name, benchmark in record.benchmarks.items():
         if benchmark.near or name in named:
             warns = "warning: " if benchmark.near > 0 and name not in named else ""
             folder.event("contamination", f"{name}: {benchmark}", benchmark=name, near=benchmark.near, removed=benchmark.removed)
-            console.note(f"{warns}{name}: {benchmark} ({contamination.RECORD})")
+            console.note(f"{warns}{name}: {benchmark} ({names.CONTAMINATION})")
     left_out = Counter(f"nearly the same as in {name}" for name in drops.values())
     return [question for index, question in enumerate(training) if index not in drops], left_out
 

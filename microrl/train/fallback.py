@@ -20,10 +20,10 @@ from microrl.config.engine_rules import Mode, outlasts_vllm
 from microrl.config.schema import AutoEngineConfig, BaseVllmConfig, EngineConfig, TransformersEngineConfig
 from microrl.errors import Doing, EngineFault, Explained, MachineFailure
 from microrl.processes import how_it_ended
+from microrl.run import names
 from microrl.run.folder import RunFolder
 from microrl.terminal import time_in_words
 
-FILE, SYNC_FILE = "engine.json", "sync.json"
 FORGOTTEN_AFTER_S = 3600
 """A run resumed by hand so long after the last failure tries its own settings again: what took the memory may be gone."""
 MIN_FRACTION = 0.25
@@ -73,13 +73,13 @@ class _Option(NamedTuple):
 
 def failures(folder: RunFolder) -> list[Failure]:
     """The engine's failures whose changes hold, in this and earlier processes of the run. Raises BadFile."""
-    made = folder.read_if_there(FILE, Changes)
+    made = folder.read_if_there(names.ENGINE, Changes)
     return [] if made is None else made.failures
 
 
 def applied(config: RunConfig, folder: RunFolder) -> RunConfig:
     """The configuration with the changes made so far. Raises BadFile."""
-    made = folder.read_if_there(FILE, Changes)
+    made = folder.read_if_there(names.ENGINE, Changes)
     return config if made is None else _with_engine(config, made.engine)
 
 
@@ -93,13 +93,13 @@ def forget(folder: RunFolder, *, at_once: bool) -> None:
         return
     age_s = max(clock.wall_s() - datetime.datetime.fromisoformat(made[-1].time).timestamp(), 0.0)  # clocks are set back, too
     if at_once or age_s > FORGOTTEN_AFTER_S:
-        (folder.path / FILE).unlink()
+        (folder.path / names.ENGINE).unlink()
         folder.event("engine settings restored", f"the last failure of vLLM was {time_in_words(age_s / 3600)} ago", age_s=age_s)
 
 
 def measured_sync(folder: RunFolder) -> Mode | None:
     """The cheaper of swap and merge, as an earlier process of the run has measured; None: not yet. Raises BadFile."""
-    measured = folder.read_if_there(SYNC_FILE, _Measured)
+    measured = folder.read_if_there(names.SYNC, _Measured)
     return None if measured is None else measured.mode
 
 
@@ -112,13 +112,13 @@ def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None
     fault = error.fault
     if fault is None or not (fault.out_of_memory or outlasts_vllm(config, has_steps=folder.has_steps)):
         return None
-    made = folder.read_if_there(FILE, Changes) or Changes(engine=config.engine, failures=[])
+    made = folder.read_if_there(names.ENGINE, Changes) or Changes(engine=config.engine, failures=[])
     next_change = after(config, made, error, _step_s)
     if next_change is None:
         return None
     changes, said = next_change
     try:
-        folder.write_json(FILE, changes.model_dump(mode="json"))
+        folder.write_json(names.ENGINE, changes.model_dump(mode="json"))
     except OSError:  # a full disk: without the record the next process would fail in the same way
         return None
     last = changes.failures[-1]

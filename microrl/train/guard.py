@@ -22,7 +22,7 @@ from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
 from microrl.files import OF_ANOTHER_VERSION, BadFile, absent, said_first
 from microrl.report.updates import advise
-from microrl.run import checkpoint, idle
+from microrl.run import checkpoint, idle, names
 from microrl.run.metrics import MetricsRow
 from microrl.train.guard_rules import LOWER_TO, RULES, VALIDATED, Action, Memory, Rule, risen
 
@@ -276,7 +276,7 @@ def act(run: Run, row: MetricsRow, step: int) -> None:
 
 
 def _load_best_weights(run: Run, step: int, action: Action) -> None:
-    best = checkpoint.best(run.folder.path / checkpoint.FOLDER, run.state)
+    best = checkpoint.best(run.folder.path / names.CHECKPOINTS, run.state)
     if best is None and action == "stop":
         return
     if best is None:

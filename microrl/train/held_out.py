@@ -15,14 +15,13 @@ from microrl.evaluation.result import Result, clusters, in_clusters
 from microrl.files import BadFile
 from microrl.limits import TRIAL_EVALUATION
 from microrl.report.transcripts import gain_parts
-from microrl.run import idle
+from microrl.run import idle, names
 from microrl.run.console import FAIR
 from microrl.run.folder import RunFolder
 from microrl.terminal import counted
 from microrl.train.run import Run
 from microrl.types import BASE, AdapterSnapshot, Group, Prompt
 
-HELD_OUT = "held-out"
 CUT = 0.1
 """Fraction of truncated completions from which an evaluation's line says so."""
 TO_REFUSE = 16
@@ -35,7 +34,7 @@ def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
 
     Raises BadFile if it cannot be read or was measured with other settings than the run's.
     """
-    path = folder.path / f"eval/{HELD_OUT}-before.json"
+    path = folder.path / f"{names.EVAL}/{names.BEFORE}.json"
     if not path.is_file():
         return None
     hint = f"remove it to evaluate the untouched model again: rm {path}"
@@ -101,7 +100,7 @@ def refuse_other_questions(run: Run) -> None:
     if asked != measured.right.keys():
         shared = len(asked & measured.right.keys())
         raise UserError(
-            f"{run.folder.path}/eval/{HELD_OUT}-before.json has other problems than this run: only {shared} of its "
+            f"{run.folder.path}/{names.EVAL}/{names.BEFORE}.json has other problems than this run: only {shared} of its "
             f"{len(measured.right)} are held out now",
             "restore the old data and settings, or start a new run: --out DIR",
         )
@@ -125,14 +124,15 @@ def evaluate_after(run: Run) -> None:
 def _record_gain_parts(run: Run, before: Result, after: Result) -> None:
     """Store with the evaluation after training where its gain comes from, if there is time to find out."""
     notes: list[str] = []
-    base, trained = (run.folder.path / f"eval/{HELD_OUT}-{name}.jsonl.gz" for name in ("before", "after"))
+    base, trained = (run.folder.path / f"{names.EVAL}/{name}.jsonl.gz" for name in (names.BEFORE, names.AFTER))
     left_s = None if run.budget.left_s() is None else lambda: run.budget.left_s() or 0.0
     if base.exists() and trained.exists():  # a full disk may have kept them out
         parts_of_gain = gain_parts(base, trained, run.scorer, notes, clusters([before, after]), left_s)
         if parts_of_gain is not None:
             with run.folder.tolerate_write_errors("evaluations", run.announce):
                 run.folder.write_json(
-                    f"eval/{HELD_OUT}-after.json", after.to_json() | {PARTS_KEY: parts_of_gain.model_dump(mode="json")}
+                    f"{names.EVAL}/{names.AFTER}.json",
+                    after.to_json() | {PARTS_KEY: parts_of_gain.model_dump(mode="json")},
                 )
     for note in notes:
         run.console.note(f"warning: {note}")
@@ -160,9 +160,9 @@ def _evaluate(
         result = run.with_smaller_cache_if_needed(work)
     if result is not None:
         with run.folder.tolerate_write_errors("evaluations", run.announce):
-            run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
+            run.folder.write_json(f"{names.EVAL}/{names.HELD_OUT}-{name}.json", result.to_json())
         with run.folder.tolerate_write_errors("answers to held-out questions", run.announce):
-            write_completions(run.folder.path / f"eval/{HELD_OUT}-{name}.jsonl.gz", scored)
+            write_completions(run.folder.path / f"{names.EVAL}/{names.HELD_OUT}-{name}.jsonl.gz", scored)
         accuracy, is_cut = result.accuracy(), result.truncated > CUT
         clusters = in_clusters(len(result.right), result.cluster_count)
         limit = f"; {result.truncated:.0%} of the completions reach the limit of {result.sampling.max_tokens} tokens"

@@ -11,7 +11,7 @@ from microrl.config.adapters import KINDS
 from microrl.config.paths import identity
 from microrl.config.resolve import as_set
 from microrl.errors import UserError
-from microrl.run import checkpoint
+from microrl.run import checkpoint, names
 from microrl.run.folder import RunFolder, not_a_run
 
 
@@ -46,7 +46,7 @@ def find(config: RunConfig) -> Path | None:
             f"{_value(ours, differing)} here",
             f"use the same adapter: {_flags(theirs, ours)}",
         )
-    newest = checkpoint.newest_whole(path / checkpoint.FOLDER)
+    newest = checkpoint.newest_whole(path / names.CHECKPOINTS)
     if newest is None:
         raise UserError(f"--init {path}: it has no intact checkpoint", f"finish it first: microrl train --resume {path}")
     return newest

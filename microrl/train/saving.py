@@ -12,15 +12,13 @@ from microrl.adapters.folder import write
 from microrl.errors import MachineFailure
 from microrl.files import BadFile
 from microrl.limits import CHECKPOINTS, checkpoint_interval_s
-from microrl.run import checkpoint, heartbeat
+from microrl.run import checkpoint, heartbeat, names
 from microrl.run.checkpoint import State
 from microrl.run.folder import RunFolder
 from microrl.train.guard import memory_of
 from microrl.train.run import Run
 
-METRICS, EVENTS, SFT = "metrics.jsonl", "events.jsonl", "sft.jsonl"
 DURATIONS = get_args(checkpoint.Duration)
-FOLDER, BEST, FINAL = checkpoint.FOLDER, "best", "final"
 
 
 def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:
@@ -29,13 +27,13 @@ def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:
     Unusable newer checkpoints are renamed; nothing else is changed (see `go_back`). The time up to the last heartbeat counts as
     used. Raises BadFile if there are intact checkpoints, but none of them can be used.
     """
-    root = folder.path / FOLDER
-    folder.drop_partial_line(EVENTS)
+    root = folder.path / names.CHECKPOINTS
+    folder.drop_partial_line(names.EVENTS)
     for aside, why_bad in checkpoint.adopt(root):
         _log_bad(folder, aside, why_bad)
     bad: list[tuple[Path, str]] = []
     usable, state, intact = None, State(), None
-    for path in reversed(checkpoint.all_in(root)):
+    for path in reversed(names.saved(root)):
         if (why := checkpoint.find_damage(path)) is None:
             why = checkpoint.ill_typed(path) or _unusable(folder, checkpoint.read_state(path))
             intact = intact or (f"{path}: {why}" if why else None)
@@ -63,9 +61,9 @@ def _unusable(folder: RunFolder, state: State) -> str | None:
     except BadFile as error:
         return error.message
     offset = state.metrics_offset
-    if offset > (size := folder.size(METRICS)):
-        return f"{METRICS} has {size} bytes, but {offset} were written before this checkpoint"
-    return None if folder.ends_a_line(METRICS, offset) else f"byte {offset} of {METRICS} is not the end of a line"
+    if offset > (size := folder.size(names.METRICS)):
+        return f"{names.METRICS} has {size} bytes, but {offset} were written before this checkpoint"
+    return None if folder.ends_a_line(names.METRICS, offset) else f"byte {offset} of {names.METRICS} is not the end of a line"
 
 
 def record_is_changed(folder: RunFolder, state: State) -> bool:
@@ -96,29 +94,29 @@ def go_back(folder: RunFolder, path: Path | None, state: State) -> None:
     """Remove what was logged after the checkpoint, since those steps will be repeated."""
     if path is None:
         folder.keep_before()
-    folder.rewind(METRICS, state.metrics_offset)
-    folder.rewind(SFT, min(state.sft.offset, folder.size(SFT)))
-    folder.drop_partial_line(SFT)
+    folder.rewind(names.METRICS, state.metrics_offset)
+    folder.rewind(names.SFT, min(state.sft.offset, folder.size(names.SFT)))
+    folder.drop_partial_line(names.SFT)
     folder.forget_rollouts(state.step)
-    with folder.tolerate_write_errors(BEST):
+    with folder.tolerate_write_errors(names.BEST):
         _restore_best(folder, state)
 
 
 def _restore_best(folder: RunFolder, state: State) -> None:
     """Make `best/` match the state: the run may have been killed between writing the two."""
-    target = folder.path / BEST
+    target = folder.path / names.BEST
     step = state.validation.best_step
     if step is None:
         files.remove(target)
     elif checkpoint.find_corruption(target) is not None or checkpoint.read_state(target).step != step:
-        best = checkpoint.best(folder.path / FOLDER, state)
+        best = checkpoint.best(folder.path / names.CHECKPOINTS, state)
         if best is not None:
             checkpoint.publish(best, target)
 
 
 def save_checkpoint(run: Run) -> bool:
     """Save a checkpoint; returns whether it was written. If not, the last good one is kept and the run continues."""
-    good = [f"{path.name} is the last good one" for path in checkpoint.all_in(run.folder.path / FOLDER)[-1:]]
+    good = [f"{path.name} is the last good one" for path in names.saved(run.folder.path / names.CHECKPOINTS)[-1:]]
     what = f"checkpoints ({good[0] if good else 'there is none yet'})"
     saved = False
     with run.console.doing("saving a checkpoint"), run.watch.phase("save"), run.folder.tolerate_write_errors(what, run.announce):
@@ -129,20 +127,20 @@ def save_checkpoint(run: Run) -> bool:
 
 def _save(run: Run) -> None:
     state, folder = run.state, run.folder
-    for name in (METRICS, SFT):
+    for name in (names.METRICS, names.SFT):
         folder.flush(name)
         if folder.size(name):
             with (folder.path / name).open("rb") as file:
                 os.fsync(file.fileno())
     began = run.budget.elapsed_s()
-    state.elapsed_s, state.metrics_offset, state.sft.offset = began, folder.size(METRICS), folder.size(SFT)
+    state.elapsed_s, state.metrics_offset, state.sft.offset = began, folder.size(names.METRICS), folder.size(names.SFT)
     state.metrics_sha256 = folder.metrics_sum.at(state.metrics_offset)
     state.phases, state.guard = dict(run.watch.totals), run.guard.state()
     state.engine_failures = run.engine_failures
     state.durations = {name: getattr(run.budget, name).recent for name in DURATIONS}
     policy = run.policy
     state.tokens_per_microbatch, state.checkpoints_activations = policy.max_tokens, policy.checkpoints_activations
-    checkpoint.save(folder.path / FOLDER, policy, state, keep_every=run.config.checkpoints.keep_every)
+    checkpoint.save(folder.path / names.CHECKPOINTS, policy, state, keep_every=run.config.checkpoints.keep_every)
     run.budget.save.add(run.budget.elapsed_s() - began)
 
 
@@ -155,7 +153,7 @@ def _retry_on_a_full_disk(run: Run, work: Callable[[], None]) -> None:
         except Exception as error:
             if not files.is_full(error):
                 raise
-            checkpoint.prune(run.folder.path / FOLDER, kept=1, keep_every=keep_every)
+            checkpoint.prune(run.folder.path / names.CHECKPOINTS, kept=1, keep_every=keep_every)
     work()
 
 
@@ -172,18 +170,18 @@ def save_if_due(run: Run, *, step: int, steps: int | None) -> None:
 
 def publish_best(run: Run) -> None:
     """Make `best/` a copy of the checkpoint with the best validation accuracy."""
-    with run.watch.phase("save"), run.folder.tolerate_write_errors(f"{BEST}/", run.announce):
-        best = checkpoint.best(run.folder.path / FOLDER, run.state)
+    with run.watch.phase("save"), run.folder.tolerate_write_errors(f"{names.BEST}/", run.announce):
+        best = checkpoint.best(run.folder.path / names.CHECKPOINTS, run.state)
         if best is not None:
-            checkpoint.publish(best, run.folder.path / BEST)
+            checkpoint.publish(best, run.folder.path / names.BEST)
 
 
 def save_final(run: Run) -> None:
     """Write the current adapter to `final/`. Raises MachineFailure if it cannot be written."""
 
     def work() -> None:
-        with files.whole_folder(run.folder.path / FINAL) as temporary:
-            if not (run.folder.path / "config.json").exists():  # somebody has deleted the folder under the run
+        with files.whole_folder(run.folder.path / names.FINAL) as temporary:
+            if not (run.folder.path / names.CONFIG).exists():  # somebody has deleted the folder under the run
                 run.folder.write_config(run.config.model_dump(mode="json"))
             write(temporary, run.policy.adapter)
 

@@ -14,13 +14,13 @@ from microrl.config.reward import gdpo_weights
 from microrl.data.sampler import PromptSampler
 from microrl.files import BadFile, Count, Seconds
 from microrl.limits import SCREENING_FRACTION
-from microrl.run import metrics
+from microrl.run import metrics, names
 from microrl.train.refill import difficulty
 from microrl.train.run import Run
 from microrl.train.setup import make_prompt_sampler
 from microrl.types import Group
 
-PHASE, RECORD = "screen", "screening.json"
+PHASE = "screen"
 STREAM = 0x5C12
 """First word of its random streams, which keeps them apart from others."""
 MAX_FRACTION = 0.5
@@ -65,14 +65,14 @@ def screening_phase(run: Run) -> None:
     """
     if run.config.data.screen_minutes is None or run.config.sft.only:
         return
-    path = run.folder.path / RECORD
+    path = run.folder.path / names.SCREENING
     if path.exists():
-        screening = run.folder.read_json(RECORD, Screening)
+        screening = run.folder.read_json(names.SCREENING, Screening)
     elif run.state.step:
         raise BadFile(f"{path} is missing, so it is unknown what was left out of training")
     else:
         screening = _screen(run)
-        run.folder.write_json(RECORD, screening.model_dump())
+        run.folder.write_json(names.SCREENING, screening.model_dump())
         run.announce(
             "screened", str(screening), seen=len(screening.seen), left_out=len(screening.left_out), seconds=screening.seconds
         )
@@ -160,7 +160,7 @@ def _train_on_the_rest(run: Run, screening: Screening) -> None:
     questions, left_out = run.prompts.items, set(screening.left_out)
     is_ours = screening.questions == len(questions) and screening.seen.keys() <= {prompt.row for prompt in questions}
     if not is_ours or not left_out <= screening.seen.keys() or len(left_out) > MAX_FRACTION * len(screening.seen):
-        raise BadFile(f"{run.folder.path / RECORD} does not fit this run's questions")
+        raise BadFile(f"{run.folder.path / names.SCREENING} does not fit this run's questions")
     kept = [prompt for prompt in questions if prompt.row not in left_out]
     run.prompts = make_prompt_sampler(run.config, kept)
     if run.state.step:

@@ -12,7 +12,7 @@ from microrl.errors import Explained, SyncNotProved, UserError
 from microrl.limits import MIN_EVALUATION
 from microrl.models import gpu
 from microrl.report.history import CHANGED
-from microrl.run import environment
+from microrl.run import environment, names
 from microrl.run.budget import Budget
 from microrl.run.checkpoint import State
 from microrl.run.console import RunConsole
@@ -116,9 +116,9 @@ def _begin(run: Run, *, resume: bool) -> None:
     """Record the environment and announce the run. Raises UserError if loading has used up the budget before the first step."""
     _require_time_to_evaluate(run)
     adapter = run.policy.adapter.summary()
-    (run.folder.path / "summary.json").unlink(missing_ok=True)
-    with run.folder.tolerate_write_errors("environment.json", run.announce):
-        path, trained = run.folder.path / "environment.json", {"trainable_params": run.policy.trainable, "adapter": adapter}
+    (run.folder.path / names.SUMMARY).unlink(missing_ok=True)
+    with run.folder.tolerate_write_errors(names.ENVIRONMENT, run.announce):
+        path, trained = run.folder.path / names.ENVIRONMENT, {"trainable_params": run.policy.trainable, "adapter": adapter}
         if (warning := environment.record(path, engine=run.engine.name, gpu=gpu.name(), **trained)) is not None:
             run.announce("warning", warning)
     run.console.note(f"{adapter['name']}: {adapter['line']}")
@@ -219,5 +219,5 @@ def recorded(run: Run) -> Iterator[None]:
         raise
     finally:
         run.summary = summary_of(run)
-        with run.folder.tolerate_write_errors("summary.json", run.announce):
-            run.folder.write_json("summary.json", run.summary)
+        with run.folder.tolerate_write_errors(names.SUMMARY, run.announce):
+            run.folder.write_json(names.SUMMARY, run.summary)

@@ -32,7 +32,7 @@ from microrl.rewards.scorer import RewardScorer, in_words, make_scorer
 from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import select_engine
-from microrl.run import checkpoint
+from microrl.run import checkpoint, names
 from microrl.run.checkpoint import State
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
@@ -154,8 +154,8 @@ def open_engine(config: RunConfig, model: Any, tokenizer: Any, folder: RunFolder
 
     def on_choice(mode: Mode, why: str, table: list[dict[str, Any]]) -> None:
         on_event("sync chosen", why, table=table)
-        with folder.tolerate_write_errors(fallback.SYNC_FILE):
-            folder.write_json(fallback.SYNC_FILE, {"mode": mode, "why": why, "table": table})
+        with folder.tolerate_write_errors(names.SYNC):
+            folder.write_json(names.SYNC, {"mode": mode, "why": why, "table": table})
 
     measured = fallback.measured_sync(folder)
     if fallback.failures(folder):

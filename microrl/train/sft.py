@@ -8,6 +8,7 @@ from microrl import clock
 from microrl.data.sampler import PromptSampler
 from microrl.errors import UserError
 from microrl.policy import sft
+from microrl.run import names
 from microrl.run.view import clock as clock_text
 from microrl.terminal import counted
 from microrl.train import saving
@@ -108,7 +109,7 @@ def _step(run: Run, sampler: PromptSampler[SftExample]) -> None:
             "step": state.steps, "loss": loss, "tokens": update.tokens, "lr": lr, "grad_norm": update.grad_norm,
             "seconds": clock.now_s() - began, **({} if update.kl is None else {"kl": loss}),
         }  # fmt: skip
-        run.folder.append(saving.SFT, row)
+        run.folder.append(names.SFT, row)
         if update.reason:
             run.folder.event("update skipped", update.reason, sft_step=state.steps)
         state.steps += 1

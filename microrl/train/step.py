@@ -16,7 +16,7 @@ from microrl.errors import first_line
 from microrl.models import gpu
 from microrl.policy.optimizer import LARGEST_RATE, scheduled
 from microrl.policy.update_metrics import Update
-from microrl.run import metrics, rollouts
+from microrl.run import metrics, names, rollouts
 from microrl.terminal import counted
 from microrl.train import guard
 from microrl.train.guard_rules import SCHEDULED
@@ -160,7 +160,7 @@ def record(
             | dict(diagnosed),
             run.scorer.parts,
         )
-        folder.append("metrics.jsonl", row)
+        folder.append(names.METRICS, row)
         first = sampled[0].completions[0]
         said = first.text if first.transcript is None else as_text(first.transcript)
         run.console.step(

@@ -10,9 +10,9 @@ from microrl.evaluation.result import gains
 from microrl.files import BadFile
 from microrl.report.history import History
 from microrl.report.verdict import judge
+from microrl.run import names
 from microrl.run.summary import Summary
 from microrl.train.run import Run
-from microrl.train.saving import METRICS
 from microrl.train.sft import spent_s
 
 
@@ -43,7 +43,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         },
     }
     with suppress(OSError, BadFile):  # gone, or something else is in its place
-        size = run.folder.size(METRICS)
+        size = run.folder.size(names.METRICS)
         fields["metrics"] = {"bytes": size, "sha256": run.folder.metrics_sum.at(size)}
     ended = Summary(**fields)
     with suppress(UserError, OSError):  # gone or damaged: the rest, or the error that ends the run, matters more

@@ -28,13 +28,12 @@ from microrl.models.threads import threads
 from microrl.policy.architecture import load_checked
 from microrl.policy.teacher import Teacher
 from microrl.quickstart import model as quickstart
-from microrl.run import checkpoint
+from microrl.run import checkpoint, names
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.run.teacher import RAW, find, naming, own_start, shares_base, teaches_alone
 from microrl.types import BASE, AdapterSnapshot, LowRank, Prompt
 
-RECORD = "teacher.json"
 """Of the teacher's weights, in the run folder."""
 COMPARED = 8
 """Questions whose prompts are compared."""
@@ -123,9 +122,9 @@ def _is_same(one: LowRank, other: LowRank) -> bool:
 
 def _record_or_verify(name: str, sha256: str, folder: RunFolder) -> None:
     """Record the teacher's weights. Raises UserError where they are not those that this run began with."""
-    recorded = folder.read_if_there(RECORD, dict[str, str])
+    recorded = folder.read_if_there(names.TEACHER, dict[str, str])
     if recorded is None:
-        folder.write_json(RECORD, {"teacher": name, "sha256": sha256})
+        folder.write_json(names.TEACHER, {"teacher": name, "sha256": sha256})
     elif recorded.get("sha256") != sha256:
         raise UserError(f"the teacher {name} has changed since this run began", "restore it, or start a new run")
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from microrl import files
 from microrl.errors import MachineFailure
 from microrl.files import BadFile
-from microrl.run import checkpoint
+from microrl.run import checkpoint, names
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.run.heartbeat import EVERY_S, Hang
@@ -45,16 +45,16 @@ class Watchdog:
         if (foreign := hang.foreign_file()) is not None:
             log = f"the code that hangs is your own, not microrl's or an installed package's: fix {foreign} ({log})"
             again = ""
-        saved = checkpoint.steps(folder.path / "checkpoints")
+        saved = checkpoint.steps(folder.path / names.CHECKPOINTS)
         kept = f" from step {saved} on" if saved else ""
         error = MachineFailure(message, f"resume the run{kept}: {resume}" + (f"; {again}" if again else ""))
         folder.event("failed", message, hint=log, resume=resume, remedy=again, stack=hang.stack)
         error.add_note(log)
         folder.log(f"error: {message}")
         folder.log(f"hint: {log}; {error.hint}")
-        if run is not None and not (folder.path / "summary.json").exists():
+        if run is not None and not (folder.path / names.SUMMARY).exists():
             with suppress(Exception):  # of a run in any state
-                folder.write_json("summary.json", summary_of(run))
+                folder.write_json(names.SUMMARY, summary_of(run))
         if self.console is not None:
             self.console.__exit__(None, None, None)
         has_time = run is None or not hang.is_overdue
@@ -65,7 +65,7 @@ class Watchdog:
         os._exit(FAILED if status is None else status)
 
     def _crash_log(self, stack: str) -> str:
-        path = self._folder.path / "crash.log"
+        path = self._folder.path / names.CRASH
         try:
             with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
                 file.write(stack.encode(errors="backslashreplace"))

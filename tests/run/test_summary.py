@@ -7,7 +7,7 @@ import pytest
 
 from microrl.errors import UserError
 from microrl.files import BadFile
-from microrl.run import summary
+from microrl.run import names, summary
 
 ENDED = {
     "format": 1, "status": "done", "steps": 4, "hours_budget": None, "hours_spent": 0.5, "seconds_by_phase": {"load": 2.0},
@@ -20,7 +20,7 @@ ENDED = {
 
 
 def write(folder, **changes):
-    (folder / summary.NAME).write_text(json.dumps({**ENDED, **changes}))
+    (folder / names.SUMMARY).write_text(json.dumps({**ENDED, **changes}))
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -64,5 +64,5 @@ def test_a_run_of_a_later_version_is_neither_shown_nor_begun_again(command, name
 )
 def test_damage_is_named(change, tmp_path):
     write(tmp_path, **change)
-    with pytest.raises(BadFile, match=f"{summary.NAME}.*{next(iter(change))}"):
+    with pytest.raises(BadFile, match=f"{names.SUMMARY}.*{next(iter(change))}"):
         summary.read(tmp_path)

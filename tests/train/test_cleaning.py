@@ -16,7 +16,7 @@ from microrl.errors import UserError
 from microrl.files import BadFile
 from microrl.models import hub
 from microrl.rewards.scorer import make_scorer
-from microrl.run import contamination
+from microrl.run import contamination, names
 from microrl.run.checkpoint import State
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
@@ -131,7 +131,7 @@ def test_overlaps_with_the_runs_own_evaluations_are_kept(prepared):
     held = text_in(0, 0.25, f"{LONG} then")
     other = text_in(0.25, 0.5, "Of 26 letters {} are " + " ".join("abcdefghijklmnop"))
     found = prepared(given(training, held, other), "data.held_out=0.25", "data.validation=0.25")
-    record = found.folder.read_if_there(contamination.RECORD, contamination.Record)
+    record = found.folder.read_if_there(names.CONTAMINATION, contamination.Record)
     near = record.of("held-out")
     assert record.training_questions == 1 and (near.questions, near.overlapping, near.near, near.removed) == (1, 1, 1, 0)
     assert [(pair.row, pair.training_row) for pair in near.pairs] == [(2, 1)] and 0.6 <= near.pairs[0].share < 1
@@ -142,7 +142,7 @@ def test_overlaps_with_the_runs_own_evaluations_are_kept(prepared):
     assert f"warning: held-out: {near} (contamination.json)" in found.notes
     (found.folder.path / "contamination.json").write_text('{"benchmarks": 1}')
     with pytest.raises(BadFile):
-        found.folder.read_if_there(contamination.RECORD, contamination.Record)
+        found.folder.read_if_there(names.CONTAMINATION, contamination.Record)
 
 
 def test_questions_of_a_named_benchmark_are_left_out(prepared, monkeypatch, tmp_path):
@@ -159,7 +159,7 @@ def test_questions_of_a_named_benchmark_are_left_out(prepared, monkeypatch, tmp_
     assert found.config.data.decontaminate == ("math500",)
     assert [one.row for one in found.questions.training] == [2]  # which overlaps, but is not nearly the same
     assert found.events["questions left out"]["counts"] == {"training": {"nearly the same as in math500": 1}}
-    of = found.folder.read_if_there(contamination.RECORD, contamination.Record).of("MATH-500")
+    of = found.folder.read_if_there(names.CONTAMINATION, contamination.Record).of("MATH-500")
     assert (of.questions, of.overlapping, of.near, of.removed) == (2, 2, 1, 1)
 
 

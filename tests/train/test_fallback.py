@@ -14,6 +14,7 @@ from microrl.config import resolve
 from microrl.errors import EngineFault, MachineFailure, UserError
 from microrl.plan import devices, plan
 from microrl.plan.source import shape_of
+from microrl.run import names
 from microrl.run.budget import Budget
 from microrl.run.folder import RunFolder
 from microrl.run.forecast import Forecast
@@ -118,10 +119,10 @@ def test_of_the_changes_that_free_memory_the_plan_chooses_the_cheapest(tmp_path,
 def test_a_run_resumed_by_hand_tries_its_own_settings_again(folder, minutes, flag, is_dropped):
     config = resolve(())
     fallback.record(config, folder, failing("sampling", FULL_CARD))
-    record = json.loads((folder.path / fallback.FILE).read_text())
+    record = json.loads((folder.path / names.ENGINE).read_text())
     then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=minutes)
     record["failures"][0]["time"] = then.isoformat(timespec="seconds")
-    folder.write_json(fallback.FILE, record)
+    folder.write_json(names.ENGINE, record)
     fallback.forget(folder, at_once=flag)
     assert (fallback.failures(folder) == []) == is_dropped
     assert engine_of(config, folder)["max_kv_gb"] == (None if is_dropped else 4.0)
@@ -134,7 +135,7 @@ def test_other_errors_and_other_engines_end_the_run(folder):
     config = resolve(())
     assert fallback.record(config, folder, UserError("no such column")) is None
     assert fallback.record(resolve((), {"engine.kind": "vllm"}), folder, failing("starting", ON_A_CARD)) is None
-    assert not (folder.path / fallback.FILE).exists() and not fallback.failures(folder)
+    assert not (folder.path / names.ENGINE).exists() and not fallback.failures(folder)
 
 
 def test_a_change_that_cannot_be_written_ends_the_run(folder, monkeypatch):

@@ -26,6 +26,7 @@ from microrl.data.gym import own_answer
 from microrl.data.load import load_questions, split
 from microrl.data.prompts import messages
 from microrl.errors import MachineFailure
+from microrl.run import names
 from microrl.run.follow import JsonlReader
 
 POLL_S = 0.1
@@ -163,7 +164,7 @@ def _ours(presets: tuple[str, ...], flags: dict[str, Any], goal: Goal, out: Path
     sampling = _config(presets, flags).sampling
     per_step = sampling.prompts_per_step * sampling.group_size
     rows: list[dict[str, Any]] = []
-    lines, ended, began = JsonlReader(out / "metrics.jsonl"), None, clock.now_s()
+    lines, ended, began = JsonlReader(out / names.METRICS), None, clock.now_s()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
