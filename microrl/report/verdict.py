@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from microrl.errors import UserError
-from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
 from microrl.report.findings import ENDINGS, findings
 from microrl.report.history import History, RunFinding
 from microrl.report.updates import FEW_UPDATES, updates, updates_said
-from microrl.run import names
+from microrl.run import names, summary
 from microrl.run.folder import control_of
-from microrl.run.summary import read_if_there
 from microrl.terminal import counted
 
 Outcome = Literal["helped", "worse", "no clear effect", "too little to tell", "nothing learned", "not measured", "running"]
@@ -27,14 +25,14 @@ TOO_LITTLE = ("few updates", "steps cut", "SFT cut", "budget unused")
 
 
 @dataclass(frozen=True, slots=True)
-class Gain(Estimate):
+class Gain(summary.Gain):
     """The mean difference of the accuracies on the held-out questions that were answered both before and after training.
     `left_out`: questions that one side alone has answered."""
 
     questions: int
-    samples: int | None
     before: float
     after: float
+    samples: int | None = None
     left_out: int = 0
     metric: str = "accuracy"
     """Or `pass@K`."""
@@ -118,14 +116,14 @@ def gain_of(history: History, metric: str = "accuracy") -> Gain | None:
     shared = stored.after.questions if gain.questions is None else gain.questions
     left_out = stored.before.questions + stored.after.questions - 2 * shared
     known = samples if isinstance(samples, int) else None
-    return Gain(gain.mean, gain.ci95, shared, known, before, after, left_out=max(left_out, 0), metric=metric)
+    return Gain(gain.mean, gain.ci95, shared, before, after, known, left_out=max(left_out, 0), metric=metric)
 
 
 def control_said(history: History) -> list[str]:
     """What the run's control, the same run with shuffled rewards, gained: a sentence where there is one that has ended."""
     path = control_of(history.path)
     try:
-        ended = read_if_there(path)
+        ended = summary.read_if_there(path)
     except UserError:
         return []  # its own report says that it is damaged
     if ended is None or ended.eval.paired_gain is None:
