@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import os
 
+GB = 1e9
+"""Bytes."""
+
 # ---- the clock
 
 BEFORE_FRACTION = 0.3

@@ -45,7 +45,7 @@ def sample(
     from microrl.cli import early
     from microrl.cli.target import prepare_hub
     from microrl.config.resolve import override
-    from microrl.data.load import is_torn
+    from microrl.terminal import is_torn
 
     run, question = _asked(words)
     if is_torn(question):

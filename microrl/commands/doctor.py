@@ -11,14 +11,13 @@ from packaging.requirements import Requirement
 
 from microrl.commands import isolated
 from microrl.errors import INSTALL_GPU
-from microrl.limits import auto_dtype
+from microrl.limits import GB, auto_dtype
 from microrl.models import driver, gpu, hub
 from microrl.rollout.preflight import SUPPORTED, installed
 from microrl.run import caches, machine, room
 from microrl.sandbox import levels
 from microrl.types import Finding
 
-GB = 1e9
 SELF_TEST_S = 600.0
 """Deadline of the self-test in seconds. It takes half a minute, but the first one on a new machine also reads torch and vLLM
 from a cold disk, and compiles kernels."""

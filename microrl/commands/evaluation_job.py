@@ -31,7 +31,6 @@ from microrl.rollout.engine import Engine
 from microrl.run import environment as machine
 from microrl.run.apart import Report
 from microrl.run.console import RunConsole
-from microrl.terminal import counted
 from microrl.train.setup import load_model
 from microrl.types import BASE, AdapterSnapshot, Group, Prompt
 
@@ -236,10 +235,7 @@ def _evaluate(
     if len(result.right) < len(prompts):
         console.note(f"warning: {label}: there was time for {len(result.right)} of {len(prompts)} problems")
     if result.killed:
-        console.note(
-            f"warning: {label}: {counted(result.killed, 'answer')} counted as wrong: checking timed out (reward.deadline_s = "
-            f"{config.reward.deadline_s:g} s)"
-        )
+        console.note(f"warning: {label}: {result.killed_said(config.reward.deadline_s)}")
     return Measured(result, {**details, "questions_planned": len(prompts)}, stem(len(result.right)))
 
 

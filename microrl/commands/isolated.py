@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from microrl.errors import first_line
 from microrl.processes import how_it_ended
 
 
@@ -56,7 +57,7 @@ def answer(work: Callable[[], dict[str, Any]]) -> NoReturn:
         reply: dict[str, Any] = {"found": work()}
     except Exception as error:
         traceback.print_exc()
-        text = getattr(error, "message", None) or f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        text = getattr(error, "message", None) or f"{type(error).__name__}: {first_line(error)}"
         reply = {"error": text, "hint": getattr(error, "hint", None)}
     print(json.dumps(reply), flush=True)
     sys.stderr.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
@@ -17,10 +16,10 @@ from microrl.config.plugins import ALGORITHMS, entry_points
 from microrl.config.schema import RunConfig
 from microrl.config.section import Section
 from microrl.errors import UserError, did_you_mean, nearest
+from microrl.terminal import is_torn
 
 Tree = dict[str, Any]
 LARGEST = 1e12
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = None, sets: Iterable[str] = ()) -> RunConfig:
@@ -146,7 +145,7 @@ def _refuse_what_cannot_be_used(tree: Tree) -> None:
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, float) and abs(part) > LARGEST:
                 raise UserError(f"`{key}` cannot be `{part}`", f"the largest magnitude allowed is {LARGEST:g}")
-            if isinstance(part, str) and _SURROGATE.search(part):
+            if isinstance(part, str) and is_torn(part):
                 raise UserError(f"`{key}` is not valid Unicode", "write it in UTF-8")
 
 

@@ -19,7 +19,7 @@ from microrl.data import arithmetic, code
 from microrl.data.cells import NotText, as_json, as_text, cell, plain
 from microrl.data.sources import GENERATED, hub_id, local_rows, rows_of
 from microrl.errors import UserError, did_you_mean
-from microrl.terminal import counted
+from microrl.terminal import counted, is_torn
 
 ARITHMETIC = arithmetic.NAME
 QUESTION_COLUMNS = ("question", "problem", "prompt", "input", "instruction")
@@ -33,7 +33,6 @@ TOO_LONG = "too long"
 """Why a question is left out."""
 LETTERS = "ABCDEFGHIJ"
 """Of multiple-choice options, as many as the answer checker knows."""
-_HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 _GROUPED = re.compile(r"[^\d,(){}\[\]]*\d{1,3}(?:,\d{3})+(?:\.\d+)?[^\d,(){}\[\]]*")
 
 
@@ -305,11 +304,6 @@ def _both(wanted: tuple[str | None, str | None], row: Mapping[str, Any]) -> tupl
     if errors:
         raise errors[0]
     return columns[0], columns[1]
-
-
-def is_torn(text: str) -> bool:
-    """Whether a text contains half a surrogate pair, which tokenizers refuse."""
-    return _HALF_SURROGATE.search(text) is not None
 
 
 def gold_answer(raw: str) -> str:

@@ -22,7 +22,6 @@ from microrl.data.load import (
     column,
     content_fraction,
     is_far_too_long,
-    is_torn,
     load_questions,
     split,
 )
@@ -30,6 +29,7 @@ from microrl.data.prompts import Tools, render
 from microrl.data.sources import rows_of
 from microrl.data.tokens import plain_ids
 from microrl.errors import UserError
+from microrl.terminal import is_torn
 from microrl.types import Prompt, SftExample
 
 MESSAGES = "messages"

@@ -57,6 +57,11 @@ class Result:
         """Number of clusters; of questions, where they are independent."""
         return len(self.right) - len(self.clusters) + len(set(self.clusters.values()))
 
+    def killed_said(self, deadline_s: float) -> str:
+        """What `killed` means, as words."""
+        answers = counted(self.killed, "answer")
+        return f"{answers} counted as wrong: checking timed out (reward.deadline_s = {deadline_s:g} s)"
+
     def by_question(self, k: int | None = None) -> dict[str, float]:
         """Each question's share of right answers, or its unbiased pass@k."""
         if k is None:

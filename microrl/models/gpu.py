@@ -15,11 +15,9 @@ import torch
 
 from microrl import clock, resident
 from microrl.errors import UserError
-from microrl.limits import KV_SLEEP_FRACTION
+from microrl.limits import GB, KV_SLEEP_FRACTION
 from microrl.models import cards, driver
 from microrl.models.cards import Other
-
-GB = 1e9
 
 _OUT_OF_MEMORY = (
     "out of memory",

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from microrl.config import RunConfig
 from microrl.config.resolve import as_set, override
 from microrl.errors import UserError
-from microrl.limits import MAX_SWAP_RANK
+from microrl.limits import GB, MAX_SWAP_RANK
 from microrl.plan import memory, roofline
 from microrl.plan.devices import DEVICES
-from microrl.plan.memory import GB, Memory
+from microrl.plan.memory import Memory
 from microrl.plan.roofline import Timing
 from microrl.plan.workload import LENGTH_FRACTION, SLOWER, Workload
 

@@ -15,6 +15,7 @@ from microrl.limits import (
     CPU_CACHE_BYTES,
     CPU_PACKED_MAX,
     CPU_PACKED_MIN,
+    GB,
     KV_SLEEP_FRACTION,
     TWO_BLOCKS_TOKENS,
     buffer_rank,
@@ -24,7 +25,6 @@ from microrl.plan.reserve import CONTEXT_BYTES, FRAGMENTS, LIBRARIES, LIBRARY_BY
 from microrl.plan.shapes import Shape
 from microrl.plan.workload import LENGTH_FRACTION, MOMENT_BYTES, Workload
 
-GB = 1e9
 BYTES_A_TRAINED_PARAMETER = 16
 """Weight, gradient and AdamW's two moments, in fp32."""
 CPU_ROOM_BYTES = 1.1e9

@@ -12,6 +12,7 @@ from microrl.limits import (
     BEFORE_FRACTION,
     CHECKPOINT_MINUTES,
     CHECKPOINTS,
+    GB,
     SCREENING_FRACTION,
     VALIDATIONS,
     checkpoint_interval_s,
@@ -19,7 +20,7 @@ from microrl.limits import (
 )
 from microrl.plan import advice, memory, roofline
 from microrl.plan.devices import Device
-from microrl.plan.memory import GB, Memory
+from microrl.plan.memory import Memory
 from microrl.plan.roofline import Spread, Timing
 from microrl.plan.shapes import Shape
 from microrl.plan.workload import LENGTH_FRACTION, TeacherSize, Workload

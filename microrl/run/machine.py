@@ -16,13 +16,13 @@ from pathlib import Path
 
 from microrl.config import RunConfig
 from microrl.config.engine_rules import outlasts_vllm
+from microrl.limits import GB
 from microrl.models import cards, driver
 from microrl.models.cards import Card, Choice
 from microrl.rollout import preflight
 from microrl.run import caches, room
 from microrl.types import Finding
 
-GB = 1e9
 FREE_FRACTION = 0.9
 """With less than this much of a card free, somebody else is on it: a driver keeps a few per cent for itself."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from microrl import files
 from microrl.config.data import DataConfig
 from microrl.errors import UserError
+from microrl.limits import GB
 from microrl.models import hub
 from microrl.models.cards import Card
 from microrl.rollout import preflight
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from microrl.config import RunConfig
     from microrl.plan.workload import Workload
 
-GB = 1e9
 LOW_DISK_GB, NO_DISK_GB = 20.0, 2.0
 FULL_CHECKPOINTS = 4
 """Checkpoints that are on the disk at a time: the last two, the best one, and the one that is being written."""

@@ -172,12 +172,8 @@ def _evaluate(
             + (limit if is_cut else "")
         )
         if result.killed:
-            run.announce(
-                "warning",
-                f"{LABELS[name]}: {counted(result.killed, 'answer')} counted as wrong: checking timed out (reward.deadline_s = "
-                f"{run.config.reward.deadline_s:g} s)",
-                killed=result.killed,
-            )
+            said = f"{LABELS[name]}: {result.killed_said(run.config.reward.deadline_s)}"
+            run.announce("warning", said, killed=result.killed)
     return result
 
 
