@@ -18,6 +18,7 @@ from microrl.models.tensors import dequantize
 from microrl.report.completions import spread
 from microrl.run import checkpoint, names
 from microrl.run.console import RunConsole
+from microrl.run.environment import Environment
 from microrl.run.folder import RunFolder
 from microrl.run.follow import JsonlReader
 from microrl.train.setup import load_model
@@ -132,8 +133,8 @@ def _similarity(name: str, basis: Basis, snapshot: AdapterSnapshot) -> dict[str,
 
 def _start(run: RunFolder) -> dict[str, Any]:
     """What the start was and took: ||B0 A0||_F averaged over the targets (ortho, table 4), seconds and memory (table 7)."""
-    adapter = (run.read_if_there(names.ENVIRONMENT, dict[str, Any]) or {}).get("adapter")
-    start: dict[str, Any] = {"norm": adapter.get("start_norm") if isinstance(adapter, dict) else None}
+    recorded = run.read_if_there(names.ENVIRONMENT, Environment) or Environment()
+    start: dict[str, Any] = {"norm": recorded.adapter.get("start_norm")}
     for event in JsonlReader(run.path / names.EVENTS).new():
         if event.get("kind") == "adapter start":
             start |= {name: event.get(name) for name in ("seconds", "peak_gb", "cached")}

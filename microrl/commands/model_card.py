@@ -9,9 +9,7 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import BaseModel, Field
+from typing import Any
 
 from microrl.config import RunConfig
 from microrl.config.paths import shown
@@ -20,17 +18,12 @@ from microrl.limits import LORA_RANKS, buffer_rank
 from microrl.report.history import History
 from microrl.report.verdict import gain_of
 from microrl.run import checkpoint, names
+from microrl.run.environment import Environment
 from microrl.run.folder import RunFolder
 from microrl.run.summary import read_if_there
 from microrl.terminal import counted
 
 EXAMPLE = "What is 47 + 38?"
-
-
-class _Environment(BaseModel):
-    """The part of `environment.json` that a card uses."""
-
-    packages: dict[Annotated[str, Field(pattern=r"^[\w.-]{1,50}$")], Annotated[str, Field(pattern=r"^[\w.+!-]{1,100}$")]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +233,7 @@ class ModelCard:
         return f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
     def _versions(self) -> str | None:
-        environment = None if self.run is None else self.run.read_if_there(names.ENVIRONMENT, _Environment)
-        if environment is None:
+        environment = None if self.run is None else self.run.read_if_there(names.ENVIRONMENT, Environment)
+        if environment is None or not environment.packages:
             return None
         return "## Versions\n\n" + ", ".join(f"{name} {version}" for name, version in environment.packages.items())

@@ -22,6 +22,7 @@ from microrl.evaluation.gain_parts import KEY as PARTS_KEY
 from microrl.evaluation.gain_parts import GainParts
 from microrl.files import BadFile, Count
 from microrl.run import follow, names, versioned
+from microrl.run.environment import Environment
 from microrl.run.folder import RunFolder
 from microrl.run.metrics import MetricsRow
 from microrl.run.summary import Evaluations, Summary, Written, read_if_there
@@ -92,7 +93,7 @@ def steps_said(steps: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class History:
-    """All that is drawn of a run. `config`, `environment` and `inspection` are the trees of their files, empty where there is
+    """All that is drawn of a run. `config` and `inspection` are the trees of their files, empty where there is
     none."""
 
     path: Path
@@ -103,7 +104,7 @@ class History:
     events: list[Event]
     summary: Summary | None
     """None where there is none, or it is damaged, of which a note speaks."""
-    environment: Mapping[str, Any]
+    environment: Environment
     evaluations: dict[str, Mapping[str, Any]]
     """The files of `eval/` by their names, without `.json`."""
     inspection: Mapping[str, Any]
@@ -132,6 +133,12 @@ class History:
                 notes.append(error.message)
                 return {}
 
+        environment = Environment()
+        try:
+            if (path / names.ENVIRONMENT).exists():
+                environment = files.read_json(path / names.ENVIRONMENT, Environment)
+        except BadFile as error:
+            notes.append(error.message)
         summary = ending
         if ending is None:
             try:
@@ -150,7 +157,7 @@ class History:
             ],
             events=[_event(line) for line in _lines(path / names.EVENTS, notes)],
             summary=summary,
-            environment=tree(names.ENVIRONMENT),
+            environment=environment,
             evaluations={file.stem: tree(f"{names.EVAL}/{file.name}") for file in sorted((path / names.EVAL).glob("*.json"))},
             inspection=tree(names.INSPECTION),
             notes=notes,

@@ -29,8 +29,7 @@ def facts(history: History) -> list[tuple[str, str]]:
     sampling = [
         setting(f"sampling.{name}", "?") for name in ("prompts_per_step", "group_size", "max_completion_tokens", "temperature")
     ]
-    packages = environment.get("packages")
-    versions = ", ".join(f"{name} {version}" for name, version in packages.items()) if isinstance(packages, Mapping) else UNKNOWN
+    versions = ", ".join(f"{name} {version}" for name, version in environment.packages.items()) or UNKNOWN
     values_by_name = {
         "status": history.status() + (", a control: rewards shuffled" if history.setting("reward.shuffle") is True else ""),
         "model": setting("model.name", UNKNOWN),
@@ -45,8 +44,7 @@ def facts(history: History) -> list[tuple[str, str]]:
         "steps": f"{ended.steps if ended is not None else len(history.rows):,}, {tokens:,.0f} completion tokens",
         "time": _time(spent) + (f" (limit {_time(hours)})" if hours is not None else ""),
         "cost": f"${_number(cost, '.2f')} at ${price} an hour" if price is not None else "unknown: no price per hour was given",
-        "machine": f"{_gpu(environment.get('gpu'))}, {_cores(environment.get('cpus'))}, engine "
-        f"{environment.get('engine', UNKNOWN)}",
+        "machine": f"{environment.gpu or 'no GPU'}, {_cores(environment.cpus)}, engine {environment.engine or UNKNOWN}",
         "versions": versions,
         "seed": setting("seed", UNKNOWN),
     }
@@ -175,13 +173,6 @@ def _sft(history: History) -> dict[str, str]:
 
 
 def _trained(history: History) -> str:
-    count, adapter = history.environment.get("trainable_params"), history.environment.get("adapter")
-    share = adapter.get("trained_share") if isinstance(adapter, Mapping) else None
+    count, share = history.environment.trainable_params, history.environment.adapter.get("trained_share")
     known = f" ({share:.2%} of the model)" if isinstance(share, float) else ""
     return f"{count:,} parameters{known}" if isinstance(count, int) else UNKNOWN
-
-
-def _gpu(gpu: Any) -> str:
-    if gpu is None:
-        return "no GPU"
-    return str(gpu.get("name", "a GPU") if isinstance(gpu, Mapping) else gpu)

@@ -8,15 +8,18 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from microrl import clock, files
-from microrl.files import BadFile
+from microrl.files import BadFile, Count
 from microrl.sandbox import levels
 
 PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify", "vllm", "bitsandbytes", "numpy", "tokenizers")
+
+Name = Annotated[str, Field(pattern=r"^[\w.-]{1,50}$")]
+Version = Annotated[str, Field(pattern=r"^[\w.+!-]{1,100}$")]
 
 
 class Attempt(BaseModel):
@@ -29,11 +32,25 @@ class Attempt(BaseModel):
     packages: dict[str, str] = {}
 
 
-class _Record(BaseModel):
-    attempts: list[Attempt]
+class Environment(BaseModel):
+    """The content of `environment.json`, of the last attempt but for the list of all. Older folders may lack keys."""
+
+    command: list[str] = []
+    commit: str | None = None
+    python: str | None = None
+    platform: str | None = None
+    cpus: int | None = None
+    packages: dict[Name, Version] = {}
+    sandbox: str | None = None
+    engine: str | None = None
+    gpu: str | None = None
+    trainable_params: Count | None = None
+    adapter: dict[str, Any] = {}
+    """See `Adapter.summary`."""
+    attempts: list[Attempt] = []
 
 
-def record(path: Path, **details: Any) -> str | None:
+def record(path: Path, *, engine: str, gpu: str | None, trainable_params: int, adapter: dict[str, Any]) -> str | None:
     """Write `environment.json` with this attempt after the earlier ones. Returns a warning where they cannot be read, or where
     versions or commit differ from those of the last one. Raises OSError.
     """
@@ -41,11 +58,13 @@ def record(path: Path, **details: Any) -> str | None:
     warning, described = None, describe()
     if path.exists():
         try:
-            earlier = files.read_json(path, _Record).attempts
+            earlier = files.read_json(path, Environment).attempts
         except BadFile as error:
             warning = f"earlier versions are not known, since {error.message}"
     now = Attempt(**described, time=clock.stamp())
-    files.write_json(path, described | details | {"attempts": [one.model_dump() for one in (*earlier, now)]})
+    trained = {"trainable_params": trainable_params, "adapter": adapter}
+    written = Environment(**described, engine=engine, gpu=gpu, **trained, attempts=[*earlier, now])
+    files.write_json(path, written.model_dump())
     if earlier and (changed := _difference(earlier[-1], now)):
         warning = f"resumed under other versions, so results may differ from those of an uninterrupted run: {changed}"
     return warning

@@ -176,5 +176,4 @@ def _setting(name: str, ended_trials: Sequence[tuple[Line, History]]) -> Setting
 
 
 def _trained(history: History) -> float | None:
-    adapter = history.environment.get("adapter")
-    return finite(adapter.get("trained_share")) if isinstance(adapter, Mapping) else None
+    return finite(history.environment.adapter.get("trained_share"))

@@ -118,8 +118,10 @@ def _begin(run: Run, *, resume: bool) -> None:
     adapter = run.policy.adapter.summary()
     (run.folder.path / names.SUMMARY).unlink(missing_ok=True)
     with run.folder.tolerate_write_errors(names.ENVIRONMENT, run.announce):
-        path, trained = run.folder.path / names.ENVIRONMENT, {"trainable_params": run.policy.trainable, "adapter": adapter}
-        if (warning := environment.record(path, engine=run.engine.name, gpu=gpu.name(), **trained)) is not None:
+        path, trainable = run.folder.path / names.ENVIRONMENT, run.policy.trainable
+        engine, card = run.engine.name, gpu.name()
+        warning = environment.record(path, engine=engine, gpu=card, trainable_params=trainable, adapter=adapter)
+        if warning is not None:
             run.announce("warning", warning)
     run.console.note(f"{adapter['name']}: {adapter['line']}")
     run.expect_end()
