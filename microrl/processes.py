@@ -42,7 +42,7 @@ def how_it_ended(status: int) -> str:
     if status >= 0:
         return f"exit status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-    return f"killed by {name}" + (": most likely out of memory" if status == -signal.SIGKILL else "")
+    return f"killed by {name}" + (", often for lack of memory" if status == -signal.SIGKILL else "")
 
 
 def write_line(descriptor: int, value: Any, longest: float = math.inf) -> None:

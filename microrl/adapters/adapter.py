@@ -62,7 +62,7 @@ class Adapter:
         spared = _expert_names(model.config.model_type) if isinstance(config, RankedConfig) else set()
         if config.targets != "all-linear" and (named := sorted(spared & set(config.targets))):
             raise UserError(
-                f"`{named[0]}` cannot be a target in a {model.config.model_type} model: PEFT takes the name for its experts",
+                f"`{named[0]}` cannot be a target in a {model.config.model_type} model: PEFT would take it for an expert",
                 'leave it out: --set \'adapter.targets=["q_proj","k_proj","v_proj","o_proj"]\'',
             )
         linear_layers = {name: layer for name, layer in linears(model).items() if kind_of(name) not in spared}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from microrl.adapters.settings import ALL_LINEAR, SETTINGS, AdapterSettings, LnS
 from microrl.adapters.tinylora import skip_svd
 from microrl.config.adapter import kind_of
 from microrl.errors import UserError, first_line
+from microrl.models import gpu
 from microrl.models.tensors import is_real, linears, norms, not_finite, shape_of, weight_sharing_copy, weights
 from microrl.types import AdapterSnapshot, LowRank
 
@@ -228,10 +229,12 @@ def _renamed(folder: Path, model: PreTrainedModel, stored: dict[str, torch.Tenso
     """A checkpoint's tensors as the model has them: transformers stores each expert of a mixture by itself and keeps all in one
     tensor. Those that do not fit are left out or as they were; raises UserError where nothing can be converted."""
     settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    dtype = next(iter(stored.values())).dtype
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in stored.values()))
     try:
         loaded, told = type(model).from_pretrained(None, config=model.config, state_dict=dict(stored), dtype=dtype, **settings)
-    except RuntimeError:
+    except RuntimeError as error:
+        if gpu.is_out_of_memory(error):
+            raise
         raise UserError(f"{folder} is for another model: its experts do not fit", _hint(folder, ANOTHER)) from None
     wrong = told["missing_keys"] | {name for name, *_ in told["mismatched_keys"]}
     fitting = {name: tensor for name, tensor in loaded.state_dict().items() if name not in wrong}

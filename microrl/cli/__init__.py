@@ -31,9 +31,9 @@ PANELS = {
     },
     "Train": {
         "warmup": "Supervised fine-tuning (SFT) on worked solutions, before RL.",
-        "teach": "Store a teacher's answers and scores, to distil from later.",
+        "teach": "Store a teacher's answers and their log-probabilities.",
         "sweep": "Train every combination of settings and seeds.",
-        "presets": "List presets, adapters and data sets.",
+        "presets": "List presets, adapters, models and data sets.",
     },
     "Measure": {
         "compare": "Compare runs by their evaluations, over seeds and problems.",
@@ -66,6 +66,9 @@ _FILES = {"eval": "evaluate", "merge": "export"}  # `merge`: what `export` was c
 _NAMES = (*(name for panel in PANELS.values() for name in panel), "merge")
 
 
+_HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+
 @cache
 def _command(name: str) -> Any:
     """The parsed command: the group that its file defines, or the function with the file's name."""
@@ -79,8 +82,9 @@ def _command(name: str) -> Any:
     command.name = name
     for one in (command, *getattr(command, "commands", {}).values()):
         one.help = re.sub(r"(?<!\n)\n(?!\n)", " ", one.help or "")  # a paragraph, which typer would break where the file does
-        for flag in (option for option in one.params if getattr(option, "is_flag", False)):
-            flag.metavar = ""  # it takes no value
+        for option in one.get_params(typer.Context(one, **_HELP)):  # --help, too
+            if getattr(option, "is_flag", False):
+                option.metavar = ""  # it takes no value
     command.epilog = getattr(module, "EXAMPLES", "").replace("\n", "\n\n") or None  # each example a paragraph
     return command
 
@@ -125,7 +129,7 @@ _app = typer.Typer(
     cls=_Microrl,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_HELP,
 )
 
 

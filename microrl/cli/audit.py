@@ -26,7 +26,7 @@ EXAMPLES = """
 """
 
 SHOWN = 60
-EXCERPT = 200
+EXCERPT = 120
 
 
 @options.takes("data", "reward", "env")

@@ -33,7 +33,9 @@ EXAMPLES = """
         type=str, help="Completion limit in tokens; comma-separated for an evaluation at each of several limits.", metavar="N[,M]"
     ),
     hours=dict(help="Time limit in hours, loading included; problems that do not fit are left out.", default="none"),
-    seed=dict(key="evaluation.seed", help="Seed of sampling; the problems stay the same.", default="the run's evaluation.seed"),
+    seed=dict(
+        key="evaluation.seed", help="Seed of sampling; the problems stay the same.", default="the run's or the protocol's, else 0"
+    ),
     engine=dict(help="auto, vllm or transformers; need not be the training engine.", default="auto"),
     env=dict(default="the run's, else none"),
 )  # fmt: skip
@@ -42,7 +44,7 @@ def evaluate(
         str | None,
         typer.Argument(
             metavar="WEIGHTS",
-            help="A run, a part of it (RUN/best, RUN/step-000100), an adapter's folder, or a model.",
+            help="A run, a part of it (RUN/best, RUN/step-000100), an adapter folder, or a model.",
             show_default="the newest run",
         ),
     ] = None,

@@ -124,15 +124,15 @@ ASKED = {
         "evaluation.max_completion_tokens", int, "Completion limit in tokens.", "the run's limit, else 3584"
     ),
     "temperature": Setting(
-        "evaluation.temperature", float, "Sampling temperature; 0: greedy.", "the run's evaluation.temperature"
+        "evaluation.temperature", float, "Sampling temperature; 0: greedy.", "the run's or the protocol's, else 1"
     ),
-    "top_p": Setting("evaluation.top_p", float, "Nucleus sampling; 1: off.", "the run's evaluation.top_p"),
+    "top_p": Setting("evaluation.top_p", float, "Nucleus sampling; 1: off.", "the run's or the protocol's, else 1"),
     "problems": Setting(
         "evaluation.problems", int, "Maximum number of problems.",
-        "all with --data or --bench, else the run's evaluation.problems",
+        "all with --data, --bench or --protocol, else the run's, else 64",
     ),
     "question_seed": Setting(
-        "evaluation.question_seed", int, "Seed of the choice and order of the problems.", "the run's evaluation.question_seed"
+        "evaluation.question_seed", int, "Seed of the choice and order of the problems.", "the run's or the protocol's, else 0"
     ),
 }  # fmt: skip
 """Those of the commands that ask a model."""

@@ -47,7 +47,7 @@ def teach(
         str | None,
         typer.Option(
             metavar="MODEL|RUN",
-            help="The teacher: a model, a run, a part of it (RUN/best, RUN/step-000100), or an adapter's folder.",
+            help="The teacher: a model, a run, a part of it (RUN/best, RUN/step-000100), or an adapter folder.",
             show_default="with --resume: the folder's",
         ),
     ] = None,
@@ -63,7 +63,7 @@ def teach(
     ] = None,
     flags: options.Flags,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder for the completions.", show_default="runs/teach-NAME-TIME")
+        Path | None, typer.Option(metavar="DIR", help="Folder for the completions.", show_default="runs/teach-NAME-TIME")
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Continue this folder; only --hours can be given with it.")

@@ -24,7 +24,7 @@ def values(flag: str, text: str | None) -> list[str]:
     while at < len(parts):
         value, at = _first(flag, parts, at)
         if not value and not isinstance(value, Quoted):
-            raise UserError(f"{flag} '{text}': a value is empty", "put a single comma between two values, and none at the end")
+            raise UserError(f"{flag} '{text}': a value is empty", f"write values with single commas between them: {flag} A,B")
         option_values.append(value)
     return option_values
 

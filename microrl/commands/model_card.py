@@ -9,7 +9,9 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from microrl.config import RunConfig
 from microrl.config.paths import shown
@@ -24,6 +26,14 @@ from microrl.run.summary import read_if_there
 from microrl.terminal import counted
 
 EXAMPLE = "What is 47 + 38?"
+
+
+class _Environment(Environment):
+    """With packages whose names and versions can be nothing else in a card."""
+
+    packages: dict[Annotated[str, Field(pattern=r"^[\w.-]{1,50}$")], Annotated[str, Field(pattern=r"^[\w.+!-]{1,100}$")]] = Field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +243,7 @@ class ModelCard:
         return f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
     def _versions(self) -> str | None:
-        environment = None if self.run is None else self.run.read_if_there(names.ENVIRONMENT, Environment)
+        environment = None if self.run is None else self.run.read_if_there(names.ENVIRONMENT, _Environment)
         if environment is None or not environment.packages:
             return None
         return "## Versions\n\n" + ", ".join(f"{name} {version}" for name, version in environment.packages.items())

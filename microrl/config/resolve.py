@@ -28,7 +28,27 @@ def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = 
     `flags` maps dotted keys to values; None: the flag was not given. A layer that sets `hours` or `steps` replaces both bounds
     of the layers below, and one that sets `lr` or `step_kl` replaces both. Raises UserError.
     """
-    return override(of_presets(preset_names), flags or {}, sets)
+    config = override(of_presets(preset_names), flags or {}, sets)
+    _refuse_unread(config)
+    return config
+
+
+def _refuse_unread(config: RunConfig) -> None:
+    """Raise UserError for a key that distillation without rewards does not read. Only for a new run: earlier ones with such a key
+    stay readable."""
+    if not isinstance(config.loss, DistillLossConfig) or config.distill.reward_weight:
+        return
+    plain = RunConfig(loss=DistillLossConfig(), distill=config.distill)
+    of_rewards, of_sampled_tokens = ("loss.scale_by_std", "reward.normalise"), ("loss.importance_cap", "loss.importance_mode")
+    for key in of_rewards if config.distill.top_k is None else of_rewards + of_sampled_tokens:
+        section, _, name = key.partition(".")
+        default = getattr(getattr(plain, section), name)
+        if getattr(getattr(config, section), name) != default:
+            with_top_k = " and distill.top_k is set" if key in of_sampled_tokens else ""
+            raise UserError(
+                f"{key} has no effect while distill.reward_weight is 0{with_top_k}",
+                f"--set {key}={str(default).lower()}, or a distill.reward_weight above 0",
+            )
 
 
 def of_presets(names: Iterable[str]) -> Tree:

@@ -297,7 +297,12 @@ class RunConfig(Section):
                     "--loss distill needs a teacher" + (" in memory, not stored scores" if self.has_stored_teacher else ""),
                     "remove --loss" if self.has_stored_teacher else "pass --teacher MODEL, or --teacher RUN",
                 )
-            self._refuse_what_a_teacher_alone_leaves_out()
+            if not self.distill.reward_weight and (self.data.curriculum or self.data.screen_minutes):
+                key = "curriculum" if self.data.curriculum else "screen_minutes"
+                raise ValueError(
+                    f"data.{key} chooses questions by their rewards, of which this distillation makes no use",
+                    f"remove it, or set distill.reward_weight: --set data.{key}={'false' if key == 'curriculum' else 'none'}",
+                )
             return self
         known = {"teacher"} if self.has_stored_teacher else set()
         given = next(
@@ -309,28 +314,6 @@ class RunConfig(Section):
                 "remove it, or remove --loss: --teacher MODEL implies --loss distill",
             )
         return self
-
-    def _refuse_what_a_teacher_alone_leaves_out(self) -> None:
-        """Keys of what only a reward needs; and of importance weights, where no objective of drawn tokens is left."""
-        if self.distill.reward_weight:
-            return
-        keys: dict[str, Any] = {
-            "data.curriculum": False,
-            "data.screen_minutes": None,
-            "loss.scale_by_std": True,
-            "reward.normalise": "together",
-        }
-        if self.distill.top_k is not None:
-            plain = DistillLossConfig()
-            keys |= {"loss.importance_cap": plain.importance_cap, "loss.importance_mode": plain.importance_mode}
-        for key, default in keys.items():
-            section, _, name = key.partition(".")
-            if getattr(getattr(self, section), name) != default:
-                raise ValueError(
-                    f"{key} has no effect here: without distill.reward_weight, the loss uses no rewards"
-                    + (" and, with distill.top_k, no importance weights" if "importance" in key else ""),
-                    f"remove it (--set {key}={str(default).lower()}), or set distill.reward_weight",
-                )
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:

@@ -13,6 +13,7 @@ from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
 from microrl.report.transcripts import OWN
+from microrl.run.environment import Environment
 from microrl.terminal import counted, time_in_words
 
 UNKNOWN = "unknown"
@@ -44,7 +45,9 @@ def facts(history: History) -> list[tuple[str, str]]:
         "steps": f"{ended.steps if ended is not None else len(history.rows):,}, {tokens:,.0f} completion tokens",
         "time": _time(spent) + (f" (limit {_time(hours)})" if hours is not None else ""),
         "cost": f"${_number(cost, '.2f')} at ${price} an hour" if price is not None else "unknown: no price per hour was given",
-        "machine": f"{environment.gpu or 'no GPU'}, {_cores(environment.cpus)}, engine {environment.engine or UNKNOWN}",
+        "machine": UNKNOWN
+        if environment == Environment()
+        else f"{environment.gpu or 'no GPU'}, {_cores(environment.cpus)}, engine {environment.engine or UNKNOWN}",
         "versions": versions,
         "seed": setting("seed", UNKNOWN),
     }

@@ -8,18 +8,15 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from microrl import clock, files
 from microrl.files import BadFile, Count
 from microrl.sandbox import levels
 
 PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify", "vllm", "bitsandbytes", "numpy", "tokenizers")
-
-Name = Annotated[str, Field(pattern=r"^[\w.-]{1,50}$")]
-Version = Annotated[str, Field(pattern=r"^[\w.+!-]{1,100}$")]
 
 
 class Attempt(BaseModel):
@@ -40,7 +37,7 @@ class Environment(BaseModel):
     python: str | None = None
     platform: str | None = None
     cpus: int | None = None
-    packages: dict[Name, Version] = {}
+    packages: dict[str, str] = {}
     sandbox: str | None = None
     engine: str | None = None
     gpu: str | None = None
@@ -58,7 +55,9 @@ def record(path: Path, *, engine: str, gpu: str | None, trainable_params: int, a
     warning, described = None, describe()
     if path.exists():
         try:
-            earlier = files.read_json(path, Environment).attempts
+            before = files.read_json(path, Environment)
+            first = Attempt(command=before.command, commit=before.commit, python=before.python, packages=before.packages)
+            earlier = before.attempts or [first]
         except BadFile as error:
             warning = f"earlier versions are not known, since {error.message}"
     now = Attempt(**described, time=clock.stamp())

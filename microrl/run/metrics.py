@@ -50,7 +50,7 @@ METRICS = {
     "time/generate": "seconds of sampling",
     "time/verify": "seconds of waiting for answer checks after sampling ended",
     "time/update": "seconds of the update",
-    "time/step_kl": "seconds of measuring policy/step_kl, part of time/update",
+    "time/step_kl": "seconds spent on policy/step_kl, part of time/update",
     "time/sync": "seconds of sending the weights to the engine",
     "time/sleep_wake": "seconds of the engine's waking up and falling asleep",
     "time/proof": "seconds of verifying the weight sync, part of time/sync",

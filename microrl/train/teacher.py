@@ -34,7 +34,6 @@ from microrl.run.folder import RunFolder
 from microrl.run.teacher import RAW, find, naming, own_start, shares_base, teaches_alone
 from microrl.types import BASE, AdapterSnapshot, LowRank, Prompt
 
-"""Of the teacher's weights, in the run folder."""
 COMPARED = 8
 """Questions whose prompts are compared."""
 AT_ONCE = 64

@@ -423,7 +423,7 @@ def test_an_adapter_of_a_mixture_of_experts_is_on_what_peft_tells_from_them(mode
     again = PeftModel.from_pretrained(base, tmp_path)
     assert (logits(again) - logits(model)).abs().max() < 1e-4
     assert any("down_proj" in name for name in attach(tiny(model_type), config_of("ia3"), seed=0).parameters)
-    with pytest.raises(UserError, match=r"`up_proj` .*experts") as error:
+    with pytest.raises(UserError, match=r"`up_proj` .*for an expert") as error:
         attach(tiny(model_type), config_of("lora", targets=["q_proj", "up_proj"]), seed=0)
     assert "q_proj" in error.value.hint
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from microrl.config import resolve
+from microrl.config import check, resolve
 from microrl.errors import UserError
 
 
@@ -47,12 +47,12 @@ def test_a_presets_teacher_can_be_taken_away(given, tmp_path):
         ({"distill.teacher": "quickstart", "loss.clip_low": 0.1}, "`loss.clip_low` cannot be set"),
         ({"distill.teacher": ""}, "`distill.teacher` cannot be"),
         ({"distill.teacher": "quickstart", "sft.only": True, "sft.steps": 1}, "no effect in a run of SFT alone"),
-        ({"distill.teacher": "quickstart", "data.curriculum": True}, "data.curriculum has no effect here"),
-        ({"distill.teacher": "quickstart", "data.screen_minutes": 1}, "data.screen_minutes has no effect here"),
-        ({"distill.teacher": "quickstart", "loss.scale_by_std": False}, "loss.scale_by_std has no effect here"),
-        ({"distill.teacher": "quickstart", "reward.normalise": "apart"}, "reward.normalise has no effect here"),
-        ({"distill.teacher": "quickstart", "distill.top_k": 8, "loss.importance_cap": 3.0}, "no importance weights"),
-        ({"distill.teacher": "quickstart", "distill.top_k": 8, "loss.importance_mode": "token_mask"}, "no importance weights"),
+        ({"distill.teacher": "quickstart", "data.curriculum": True}, "data.curriculum chooses questions by their rewards"),
+        ({"distill.teacher": "quickstart", "data.screen_minutes": 1}, "data.screen_minutes chooses questions by their rewards"),
+        ({"distill.teacher": "quickstart", "loss.scale_by_std": False}, "loss.scale_by_std has no effect"),
+        ({"distill.teacher": "quickstart", "reward.normalise": "apart"}, "reward.normalise has no effect"),
+        ({"distill.teacher": "quickstart", "distill.top_k": 8, "loss.importance_cap": 3.0}, "and distill.top_k is set"),
+        ({"distill.teacher": "quickstart", "distill.top_k": 8, "loss.importance_mode": "token_mask"}, "and distill.top_k is set"),
     ],
 )
 def test_what_contradicts_is_refused(flags, said):
@@ -66,3 +66,9 @@ def test_with_a_reward_beside_the_teacher_its_keys_are_read():
     assert resolve((), flags | {"loss.scale_by_std": False, "loss.importance_cap": 3.0}).loss.importance_cap == 3.0
     del flags["distill.top_k"], flags["distill.reward_weight"], flags["data.curriculum"]
     assert resolve((), flags | {"loss.importance_mode": "token_mask"}).loss.importance_mode == "token_mask"
+
+
+def test_an_earlier_run_with_a_key_that_is_now_refused_stays_readable():
+    tree = resolve((), {"distill.teacher": "quickstart"}).model_dump()
+    tree["loss"]["scale_by_std"] = False
+    assert check(tree).loss.scale_by_std is False

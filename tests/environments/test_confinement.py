@@ -84,7 +84,7 @@ def test_memory_has_a_limit(instance):
     assert called(instance, "grow", gigabytes=0.1)["answer"] == "100000000"
 
 
-@pytest.mark.parametrize(("number", "why"), [(9, "SIGKILL: most likely out of memory"), (6, "SIGABRT")])
+@pytest.mark.parametrize(("number", "why"), [(9, "SIGKILL, often for lack of memory"), (6, "SIGABRT")])
 def test_a_death_is_told(number, why, instances):
     """As the kernel kills where memory runs out, and as libraries abort."""
     if instances._bounds.confined:

@@ -64,14 +64,17 @@ class VllmEngine:
     def awake(self, snapshot: AdapterSnapshot, *, is_training: bool = False) -> Iterator[VllmSampler]:
         """See `Engine.awake`. The process's random generators are on exit what they were on entry."""
         self.report = SyncReport(mode="swap")
+        is_proved = False
         with process_state_kept():
             try:
                 with self.fault_named("receiving weights"):
                     self._take_over(snapshot, self.choice.next() if is_training else self.choice.decided or "swap")
+                is_proved = True
                 sampler = VllmSampler(self, snapshot.version)
                 yield sampler
             except BaseException:
-                self._is_merged = None  # it may have come before the weights were proved: the next push is of everything
+                if not is_proved:
+                    self._is_merged = None  # the next push is of everything
                 with suppress(Exception):  # what went wrong first is what matters
                     self.driver.settle()
                     self._sleep()

@@ -11,6 +11,7 @@ from copied_model import Trained
 
 from microrl.commands.weights import awake_throughout
 from microrl.config import resolve
+from microrl.errors import MachineFailure
 
 ABORTS = """
 import os
@@ -61,6 +62,24 @@ def test_vllm_is_never_taken_down_on_a_gpu(device, closed, tokenizer, monkeypatc
     monkeypatch.setattr(type(engine.base), "device", torch.device(device))
     engine.close()
     assert engine.driver.closed == closed
+
+
+@pytest.mark.parametrize("is_proved", [True, False])
+def test_only_weights_that_were_not_proved_are_pushed_again(is_proved, tokenizer, monkeypatch):
+    """A time limit ends the sampling of what was proved: the final evaluation then has the base already."""
+    trained = Trained(tokenizer, "float32", monkeypatch, sync="swap")
+    trained.sync(trained.step(0.01))
+    driver, loads = trained.engine.driver, []
+    load, reset_cache = driver.load, driver.reset_cache
+    monkeypatch.setattr(driver, "load", lambda snapshot: (loads.append(snapshot), load(snapshot)))
+    if not is_proved:
+        monkeypatch.setattr(driver, "reset_cache", lambda: 1 / 0)
+    with pytest.raises((KeyError, MachineFailure)), trained.engine.awake(trained.step(0.01)):
+        raise KeyError
+    monkeypatch.setattr(driver, "reset_cache", reset_cache)
+    assert not loads
+    trained.sync(trained.step(0.01))
+    assert len(loads) == (0 if is_proved else 1)
 
 
 def test_an_evaluation_lets_its_engine_stay_awake():
