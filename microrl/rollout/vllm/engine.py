@@ -52,13 +52,14 @@ class VllmEngine:
         self._sequences = sync_check.sequences(tokenizer)
         self._probe: sync_check.Probe | None = None
         self._is_merged: bool | None = None
-        """Whether an update is folded into the engine's weights; None: they are not the trainer's at all."""
+        """Whether an update is folded into the engine's weights; None: that is not known, and the next push loads all."""
         self._loaded = False
         """Whether the last push loaded weights, which then are to be compared."""
         self._said: set[bool] = set()
-        self.driver: VllmDriver
         with self.fault_named("starting"):
-            self._start()
+            with process_state_kept():
+                self.driver = VllmDriver(self.base, self.settings)
+            self._sleep()
 
     @contextmanager
     def awake(self, snapshot: AdapterSnapshot, *, is_training: bool = False) -> Iterator[VllmSampler]:
@@ -146,12 +147,6 @@ class VllmEngine:
             fits=settings.kv_bytes / longest,
             batch=settings.max_sequences,
         )
-
-    def _start(self) -> None:
-        """Build vLLM and put it to sleep."""
-        with process_state_kept():
-            self.driver = VllmDriver(self.base, self.settings)
-        self._sleep()
 
     # ---- waking up: weights, push, cache, proof
 
