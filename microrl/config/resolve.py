@@ -38,12 +38,12 @@ def _refuse_unread(config: RunConfig) -> None:
     stay readable."""
     if not isinstance(config.loss, DistillLossConfig) or config.distill.reward_weight:
         return
-    plain = RunConfig(loss=DistillLossConfig(), distill=config.distill)
     of_rewards, of_sampled_tokens = ("loss.scale_by_std", "reward.normalise"), ("loss.importance_cap", "loss.importance_mode")
     for key in of_rewards if config.distill.top_k is None else of_rewards + of_sampled_tokens:
         section, _, name = key.partition(".")
-        default = getattr(getattr(plain, section), name)
-        if getattr(getattr(config, section), name) != default:
+        keys = getattr(config, section)
+        default = type(keys).model_fields[name].default
+        if getattr(keys, name) != default:
             with_top_k = " and distill.top_k is set" if key in of_sampled_tokens else ""
             raise UserError(
                 f"{key} has no effect while distill.reward_weight is 0{with_top_k}",

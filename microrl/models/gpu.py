@@ -152,6 +152,13 @@ def is_on_card(model: torch.nn.Module) -> bool:
     return model.device.type == "cuda"
 
 
+def done_s() -> float:
+    """`clock.now_s` once the card, if there is one, has done the work that it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return clock.now_s()
+
+
 def name() -> str | None:
     """The card's name; None without one."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None

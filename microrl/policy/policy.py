@@ -25,6 +25,7 @@ from microrl.config import RunConfig
 from microrl.config.schema import OptimConfig
 from microrl.errors import UserError
 from microrl.limits import SCORED
+from microrl.models import gpu
 from microrl.models.forward import Head, sequence_logprobs
 from microrl.models.load import Progress, unseen
 from microrl.models.tensors import not_finite
@@ -160,10 +161,9 @@ class Policy:
 
         `progress` is the spent fraction of the run's budget: AdaLoRA's rank schedule follows it. `measures_kl`: find out how far
         the update moves the policy, by a pass over some of the rows before it and one after. `target_kl`: a step that moves it
-        many times as far (nats a token) is shrunk (`step_kl.shrink`).
-        `check_deadline` is called before every micro-batch; what it raises ends the update, with the weights as they were.
-        Where memory runs out the whole update is done again in smaller micro-batches. Afterwards `is_consistent` is False until
-        the caller has written down that the update happened.
+        many times as far (nats a token) is shrunk (`step_kl.shrink`). `check_deadline` is called before every micro-batch; what
+        it raises ends the update, with the weights as they were. Where memory runs out the whole update is done again in smaller
+        micro-batches. Afterwards `is_consistent` is False until the caller has written down that the update happened.
         """
         assert batch.version == self.version, f"sampled by version {batch.version}, the weights are at {self.version}"
         self.set_lr(lr)
@@ -175,13 +175,13 @@ class Policy:
         began_s = clock.now_s()
         before = retry_with_smaller_microbatches(self, minibatches, partial(self.logprobs, watched, check_deadline))
         kept = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters] if watched and target_kl else []
-        measuring_s = clock.now_s() - began_s
+        measuring_s = gpu.done_s() - began_s if watched else 0.0
         with self.threads():
             metrics = self.run(minibatches, attempt)
         self.is_consistent = False
         self.version += 1
-        began_s = clock.now_s()
         if metrics.grad_norms and watched:
+            began_s = gpu.done_s()
 
             def measure() -> float:
                 after = retry_with_smaller_microbatches(self, minibatches, partial(self.logprobs, watched))
@@ -190,7 +190,8 @@ class Policy:
             metrics.moved = measure()
             if kept and target_kl:
                 metrics.fraction, metrics.moved = step_kl.shrink(self.parameters, kept, metrics.moved, target_kl, measure)
-        metrics.step_kl_s = measuring_s + clock.now_s() - began_s if watched else 0.0
+            measuring_s += clock.now_s() - began_s
+        metrics.step_kl_s = measuring_s
         return metrics.result()
 
     def run(self, minibatches: Sequence[Sequence[Row]], attempt: Callable[[], Result]) -> Result:

@@ -352,6 +352,17 @@ def test_a_full_disk_is_said_in_one_line(few_figures, inside, trained, tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 2 and "cannot write" in done.stderr and "--out FILE" in done.stderr
 
 
+def test_a_record_of_the_machine_that_cannot_be_read_is_not_taken_for_one_without_a_gpu(tmp_path):
+    folder = make(tmp_path / "run")
+    known, record = dict(facts(History.load(folder)))["machine"], json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(record | {"packages": {"torch": "2.9.0 (custom)"}}))
+    odd = dict(facts(History.load(folder)))
+    assert odd["machine"] == known and odd["versions"] == "torch 2.9.0 (custom)"
+    (folder / "environment.json").write_text("{")
+    history = History.load(folder)
+    assert dict(facts(history))["machine"] == "unknown" and any("environment.json is damaged" in note for note in history.notes)
+
+
 def test_a_run_that_is_going_on_is_drawn_as_far_as_it_is(tmp_path):
     folder = make(tmp_path / "run")
     (folder / "summary.json").unlink()
