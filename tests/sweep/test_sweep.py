@@ -479,20 +479,26 @@ def test_the_hours_are_kept(microrl, arguments, tmp_path):
     at = words.index("--steps")
     words[at : at + 2] = ["--set", "guard.action=warn"]  # which else ends a random model's trial before its hours
     assert microrl("presets").returncode == 0  # what processes are forked from has started: its seconds are not the sweep's
-    # Long enough that a step and the margin of an evaluation, which are left unused, are small beside it; where other processes
-    # keep the machine busy, both take longer, and the sweep gets more hours.
+    # Long enough that a step and the margin of an evaluation, which are left unused, are small beside it. Where other processes
+    # keep the machine busy, both take longer, or the last trial's end takes longer than was measured: the sweep gets more hours.
+    is_kept = False
     for hours in (0.01, 0.02, 0.04, 0.08):
         began, out = time.monotonic(), tmp_path / f"study-{hours}"
         done = microrl("sweep", *words, "--hours", hours, "--out", out)
+        seconds, budget = time.monotonic() - began, 3600 * hours
         late = re.search(r" is too short: loading took (\d+) s", done.stderr)
-        if done.returncode == 2 and late and int(late[1]) > 3600 * hours / 4:  # half of what each of the two trials has
+        if done.returncode == 2 and late and int(late[1]) > budget / 4:  # half of what each of the two trials has
             continue
         assert done.returncode == 0, done.stderr
-        elapsed, budget = json.loads((out / "clock.json").read_text())["elapsed_s"], 3600 * hours
-        assert elapsed <= 1.01 * budget and time.monotonic() - began < 1.05 * budget + 2
-        if elapsed >= 0.95 * budget:
+        first, last = (json.loads((out / f"r{rank}-seed0" / "summary.json").read_text()) for rank in (2, 4))
+        assert first["hours_budget"] < hours / 2 and first["hours_spent"] + last["hours_budget"] < hours, (
+            "however busy the machine, a trial gets no more than its part of what is left"
+        )
+        elapsed = json.loads((out / "clock.json").read_text())["elapsed_s"]
+        is_kept = 0.95 * budget <= elapsed <= 1.01 * budget and seconds < 1.05 * budget + 2
+        if is_kept:
             break
-    assert done.returncode == 0 and elapsed >= 0.95 * budget, done.stderr
+    assert is_kept, done.stderr
 
 
 def within(arguments, out, hours, *more):
