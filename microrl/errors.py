@@ -65,6 +65,15 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def shown(value: object) -> str:
+    """A value for a message: on one line, and shortened to 200 characters."""
+    try:
+        text = " ".join(str(value).split())
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return "a number with thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def in_a_new_run(change: str) -> str:
     """A hint to change a setting that a run cannot change when it is resumed."""
     return f"start a new run, for example with {change}; --init RUN starts it from this run's adapter"
@@ -77,9 +86,9 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return lowered[close[0]] if close else None
 
 
-def invalid_value(flag: str, value: object, hint: str) -> UserError:
-    """The error of an option's value that cannot be, shortened."""
-    return UserError(f"invalid value '{str(value)[:60]}' for {flag}", hint)
+def invalid_value(name: str, value: object, hint: str) -> UserError:
+    """The error of a value that an option or a key does not take. `name`: a key is in backticks."""
+    return UserError(f"invalid value '{shown(value)}' for {name}", hint)
 
 
 def did_you_mean(word: str, known: Iterable[str], shown: int | None = None) -> str:

@@ -22,7 +22,7 @@ from microrl.adapters.attach import export
 from microrl.adapters.settings import ALL_LINEAR, SETTINGS, AdapterSettings, LnSettings, base_of, read_settings
 from microrl.adapters.tinylora import skip_svd
 from microrl.config.adapter import kind_of
-from microrl.errors import UserError, first_line
+from microrl.errors import UserError, first_line, shown
 from microrl.models import gpu
 from microrl.models.tensors import is_real, linears, norms, not_finite, shape_of, weight_sharing_copy, weights
 from microrl.types import AdapterSnapshot, LowRank
@@ -186,7 +186,7 @@ def _refuse_misfits(
     unexpected = [key for key in stored if key not in expected]
     if missing or unexpected:
         parts = [
-            f"{len(keys)} {what} (first: `{_shown(keys[0])}`)"
+            f"{len(keys)} {what} (first: `{shown(keys[0])}`)"
             for what, keys in (("missing", missing), ("unexpected", unexpected))
             if keys
         ]
@@ -211,7 +211,7 @@ def _whole(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
     for path in sorted(folder.glob("model*.safetensors")):  # a checkpoint's other tensors lie beside them
         tensors = _tensors(folder, path)
         if twice := stored.keys() & tensors.keys():
-            raise UserError(f"{folder} holds `{_shown(min(twice))}` twice", "remove the files that do not belong to this model")
+            raise UserError(f"{folder} holds `{shown(min(twice))}` twice", "remove the files that do not belong to this model")
         stored |= tensors
     expected = {name: shape_of(parameter) for name, parameter in model.named_parameters()}
     known = model.state_dict().keys()  # with the tied ones under each of their names
@@ -253,18 +253,13 @@ def _tensors(folder: Path, path: Path) -> dict[str, torch.Tensor]:
     try:
         tensors = load_file(path)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {_shown(first_line(error))}", INCOMPLETE) from error
+        raise UserError(f"{path} cannot be read: {shown(first_line(error))}", INCOMPLETE) from error
     if (other := next((name for name, tensor in tensors.items() if not is_real(tensor)), None)) is not None:
         kind = str(tensors[other].dtype).removeprefix("torch.")
-        raise UserError(f"{path}: `{_shown(other)}` is stored as {kind}; weights must be floating-point", INCOMPLETE)
+        raise UserError(f"{path}: `{shown(other)}` is stored as {kind}; weights must be floating-point", INCOMPLETE)
     if (broken := not_finite(tensors)) is not None:
-        raise UserError(f"{path} holds weights that are not finite: `{_shown(broken)}`", "use an earlier checkpoint")
+        raise UserError(f"{path} holds weights that are not finite: `{shown(broken)}`", "use an earlier checkpoint")
     return tensors
-
-
-def _shown(name: str) -> str:
-    """A stranger's word, fit for a line on a terminal."""
-    return ascii(name)[1:-1][:200]
 
 
 def _hint(folder: Path, hint: str) -> str:
@@ -274,4 +269,4 @@ def _hint(folder: Path, hint: str) -> str:
 
 
 def _for_another_model(folder: Path, name: str, more: str = "") -> UserError:
-    return UserError(f"{folder} is for another model: `{_shown(name)}` does not fit{more}", _hint(folder, ANOTHER))
+    return UserError(f"{folder} is for another model: `{shown(name)}` does not fit{more}", _hint(folder, ANOTHER))

@@ -13,7 +13,7 @@ import yaml
 
 from microrl.config import other_names, presets
 from microrl.config.resolve import resolve
-from microrl.errors import UserError, first_line
+from microrl.errors import UserError, first_line, invalid_value, shown
 from microrl.terminal import printable
 
 MAX_CHARACTERS, MAX_BRACKETS = 100_000, 200
@@ -49,18 +49,18 @@ def preset(path: Path) -> str:
             taken = tried
         except UserError as error:
             left |= dict.fromkeys(_names(counterparts[key][1]), error.message)
-    lines = [f"# Made by `microrl presets from-trl` from {_shown(path.name)}."]
+    lines = [f"# Made by `microrl presets from-trl` from {shown(path.name)}."]
     for key in sorted(taken):
-        shown = presets.NONE[0] if taken[key] is None else taken[key]
-        value, names = json.dumps(shown, ensure_ascii=False).replace("\x7f", "\\u007f"), counterparts[key][1]
+        value = json.dumps(presets.NONE[0] if taken[key] is None else taken[key], ensure_ascii=False)
+        names = counterparts[key][1]
         lines.append(f"{key} = {value}  # {names.removeprefix(': ')}{'' if _names(names) & given.keys() else ' (its default)'}")
     lines += [] if "budget.steps" in taken else ["# There is no end yet: pass --steps N or --hours H."]
     lines += [
-        f"# {_shown(name)}: {_shown('***' if _SECRET.search(name) else given[name])} -- {_shown(why)}"
+        f"# {shown(name)}: {shown('***' if _SECRET.search(name) else given[name])} -- {shown(why)}"
         for name, why in left.items()
         if name in given
     ]
-    return "\n".join([*lines, ""])
+    return "\n".join([*map(printable, lines), ""])
 
 
 def _names(said: str) -> set[str]:
@@ -75,7 +75,7 @@ def _derived(given: dict[str, Any]) -> Iterator[Setting]:
     for name, least in _MIN.items():
         value = given.get(name, least)
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 2**31:
-            raise UserError(f"`{name}` cannot be `{_shown(value)}`", f"a number of at least {least}")
+            raise invalid_value(f"`{name}`", value, f"a number of at least {least}")
     group, accumulation = given["num_generations"], given.get("gradient_accumulation_steps", 1)
     micro = given["per_device_train_batch_size"] * given.get("num_processes", 1)
     update, steps, warmup = micro * accumulation, given.get("max_steps", -1), given.get("warmup_steps", 0)
@@ -113,7 +113,7 @@ def _derived(given: dict[str, Any]) -> Iterator[Setting]:
         for name, key in other_names.TRL_REWARDS.items():
             yield key, weight_of.get(name, 0.0), "reward_funcs, reward_weights"
         others = [name for name in names if name not in {*known, *functions}]
-        said = f": no counterpart of {_shown(', '.join(others))}" if others else ""
+        said = f": no counterpart of {shown(', '.join(others))}" if others else ""
         custom = [f"{':'.join(name.rsplit('.', 1))}={weight_of[name]}" for name in functions]
         yield "reward.functions", custom, f"reward_funcs, reward_weights{said}"
 
@@ -157,9 +157,3 @@ def _value(value: Any) -> Any:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
-
-
-def _shown(value: Any) -> str:
-    """In a comment: one line, and not a long one."""
-    text = printable(" ".join(str(value).split()))
-    return text if len(text) <= 200 else f"{text[:200]}..."

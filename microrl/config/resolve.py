@@ -15,7 +15,7 @@ from microrl.config.losses import CustomLossConfig, DistillConfig, DistillLossCo
 from microrl.config.plugins import ALGORITHMS, entry_points
 from microrl.config.schema import RunConfig
 from microrl.config.section import Section
-from microrl.errors import UserError, did_you_mean, nearest
+from microrl.errors import UserError, did_you_mean, invalid_value, nearest, shown
 from microrl.terminal import is_torn
 
 Tree = dict[str, Any]
@@ -164,7 +164,7 @@ def _refuse_what_cannot_be_used(tree: Tree) -> None:
     for key, value in leaves(tree):
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, float) and abs(part) > LARGEST:
-                raise UserError(f"`{key}` cannot be `{part}`", f"the largest magnitude allowed is {LARGEST:g}")
+                raise invalid_value(f"`{key}`", part, f"the largest magnitude allowed is {LARGEST:g}")
             if isinstance(part, str) and is_torn(part):
                 raise UserError(f"`{key}` is not valid Unicode", "write it in UTF-8")
 
@@ -249,7 +249,7 @@ def _value(raw: str) -> Any:
     try:
         tomllib.loads(f"value = [{raw}]")  # fails where a comment or another line hides the bracket
     except ValueError:
-        raise UserError(f"`{_shown(raw)}` is not a single value", "remove the comment or line that follows it") from None
+        raise UserError(f"`{shown(raw)}` is not a single value", "remove the comment or line that follows it") from None
     return parsed
 
 
@@ -283,7 +283,7 @@ def _known_elsewhere(path: list[str], model: type[BaseModel], given: Any) -> str
 def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
     """A validation error as a UserError that names the key, and hints at what is allowed. `others` came up with it."""
     model, path = _walk([str(part) for part in error["loc"]])
-    key = _shown(".".join(path)) or "the configuration"
+    key = shown(".".join(path)) or "the configuration"
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
         tag = model.model_fields.get("kind")
@@ -291,8 +291,8 @@ def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
             given, is_misspelled = error["input"], nearest(path[-1], model.model_fields, cutoff=0.8)
             known = None if isinstance(given, dict) and is_misspelled else _known_elsewhere(path, model, given)
             return UserError(f"unknown key `{key}`", known or did_you_mean(path[-1], model.model_fields))
-        why = f"`{tag.default}` has no `{_shown(path[-1])}`"
-        own = f"set its own keys as loss.options.{_shown(path[-1])}" if model is CustomLossConfig else ""
+        why = f"`{tag.default}` has no `{shown(path[-1])}`"
+        own = f"set its own keys as loss.options.{shown(path[-1])}" if model is CustomLossConfig else ""
         union: type[BaseModel] = RunConfig
         for part in path[:-2]:
             union = _section(union, part)
@@ -306,19 +306,17 @@ def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
     if error["type"].startswith("union_tag"):
         kinds = ["MODULE:CLASS" if kind == "custom" else kind for kind in _kinds(model, path[-1])]
         kind = str(context.get("tag", ""))
-        return UserError(
-            f"`{key}.kind` cannot be `{_shown(kind)}`" if kind else f"`{key}` needs a `kind`",
-            other_names.hint(kind) or did_you_mean(kind, kinds),
-        )
+        hint = other_names.hint(kind) or did_you_mean(kind, kinds)
+        return invalid_value(f"`{key}.kind`", kind, hint) if kind else UserError(f"`{key}` needs a `kind`", hint)
     if error["type"] == "missing":
         example = "--loss MODULE:CLASS" if key == "loss.target" else f"--set {key}=VALUE"
         return UserError(f"`{'.'.join(path[:-1])}` needs the key `{path[-1]}`", example)
     if error["type"] == "literal_error" and not isinstance(error["input"], dict | list):
         allowed = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ",").split(",")]
-        hint = did_you_mean(_shown(error["input"]), allowed)
+        hint = did_you_mean(shown(error["input"]), allowed)
         if any(other["type"] == "tuple_type" and other["loc"][:-1] == error["loc"][:-1] for other in others):
             hint += ', or a list whose entries are in quotes: ["...", "..."]'
-        return UserError(f"`{key}` cannot be `{_shown(error['input'])}`", hint)
+        return invalid_value(f"`{key}`", error["input"], hint)
     if error["type"] == "value_error":
         raised = context.get("error")
         return (
@@ -327,20 +325,9 @@ def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return UserError(f"`{key}` is a section, not a value", f"set one of its keys: --set {key}.NAME=VALUE")
     if error["type"] == "tuple_type":
-        return UserError(f"`{key}` cannot be `{_shown(error['input'])}`", 'must be a list, such as [1, 2] or ["a", "b"]')
-    return UserError(
-        f"`{key}` cannot be `{_shown(error['input'])}`",
-        error["msg"].replace("Input should be", "must be").split(" or object")[0].split(", unable to ")[0],
-    )
-
-
-def _shown(value: Any) -> str:
-    """A value for an error message, shortened to 200 characters."""
-    try:
-        text = str(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
-        return "a number with thousands of digits"
-    return text if len(text) <= 200 else f"{text[:200]}..."
+        return invalid_value(f"`{key}`", error["input"], 'must be a list, such as [1, 2] or ["a", "b"]')
+    hint = error["msg"].replace("Input should be", "must be").split(" or object")[0].split(", unable to ")[0]
+    return invalid_value(f"`{key}`", error["input"], hint)
 
 
 def _walk(location: list[str]) -> tuple[type[BaseModel], list[str]]:

@@ -107,7 +107,7 @@ class Study(BaseModel):
                 f"{key} in the section `{section}` is not a list", f"put values in brackets, even a single one: {key} = [...]"
             )
         said = error["msg"].replace("Input should be", "must be").replace("a valid dictionary", "a table, such as plain = {}")
-        return UserError(f"`sweep.{where}` cannot be `{error['input']}`", said)
+        return invalid_value(f"`sweep.{where}`", error["input"], said)
 
     def axes(self) -> dict[str, Sequence[Any]]:
         """As in `Grid`."""

@@ -221,7 +221,7 @@ def test_an_entry_point_is_taken_by_its_name(folder):
     plugins.sys.path.append(str(folder.path))
     assert type(made(**{"loss.kind": "capped"})).__name__ == "Cispo"
     plugins.sys.path.remove(str(folder.path))
-    with pytest.raises(UserError, match="cannot be `capped`"):
+    with pytest.raises(UserError, match="invalid value 'capped' for"):
         resolve((), {"loss.kind": "capped"})
 
 
@@ -242,7 +242,7 @@ def test_a_whole_run_with_it_repeats_its_training_by_its_record_alone(folder, in
         ("nowhere_at_all:Cispo", "the algorithm `nowhere_at_all:Cispo` cannot be imported: there is no module `nowhere_at_all`"),
         ("{name}:Cispa", "has no algorithm `Cispa`"),
         ("{name}:NoAlgorithm", "is not an algorithm"),
-        ("cispoo", "--loss cannot be `cispoo`"),
+        ("cispoo", "invalid value 'cispoo' for --loss"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(folder, inside, tiny_arguments, tmp_path, target, said):

@@ -64,7 +64,7 @@ def test_a_value_with_commas_is_named_in_the_plan_and_in_tables(tmp_path):
         (["quickstart", "--vary", r'data.system="\d",c'], r'`"\d",c` does not begin with a value in quotes'),
         (
             ["quickstart", "--vary", "evaluation.pass_k=[1,[2]"],
-            "`evaluation.pass_k` cannot be `[1`\nhint: must be a list",
+            "invalid value '[1' for `evaluation.pass_k`\nhint: must be a list",
         ),
         (["quickstart", "--vary", "adapter.targets=[q_proj],[v_proj]"], 'a list whose entries are in quotes: ["...", "..."]'),
         (["quickstart", "--vary", 'data.system="a",a'], "data.system a is given twice"),

@@ -138,8 +138,8 @@ def test_qlora(made):
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("loss_type: bnpo", "# loss_type: bnpo -- `loss.kind` cannot be `bnpo`"),
-        ("scale_rewards: batch", "# scale_rewards: batch -- `loss.scale_by_std` cannot be `batch`"),
+        ("loss_type: bnpo", "# loss_type: bnpo -- invalid value 'bnpo' for `loss.kind`"),
+        ("scale_rewards: batch", "# scale_rewards: batch -- invalid value 'batch' for `loss.scale_by_std`"),
         ("lora_r: 8", "# lora_r: 8 -- `adapter.rank` cannot be set: `full` has no `rank`"),
         ("warmup_steps: 5", "# warmup_steps: 5 -- `optim.schedule.warmup` is a fraction of the run"),
         ("warmup_steps: 5\nmax_steps: 10\nwarmup_ratio: 0.1", "# warmup_ratio: 0.1 -- `optim.schedule.warmup` is set by"),
@@ -150,7 +150,7 @@ def test_qlora(made):
         ("datasets: [{path: a/b}]", "# datasets: [{'path': 'a/b'}] -- one data set"),
         ("vllm_importance_sampling_correction: 0", "correction: 0 -- it is on; --set loss.importance_cap=none"),
         ('"two\\nlines": "a\\nb"', "# two lines: a b -- no counterpart"),
-        ("beta: {a: [1, {b: 2}]}", "# beta: {'a': [1, {'b': 2}]} -- `loss.beta` cannot be"),
+        ("beta: {a: [1, {b: 2}]}", "# beta: {'a': [1, {'b': 2}]} -- invalid value '{'a': [1, {'b': 2}]}' for `loss.beta`"),
         ("3: 4", "# 3: 4 -- no counterpart"),
         ("reward_funcs: some/model", "# reward_funcs: some/model -- `some/model` is not a reward function"),
     ],
@@ -184,8 +184,8 @@ def test_one_reward_without_counterpart_does_not_take_the_others_away(made, name
         ("- a\n- b", "is not a mapping"),
         ("", "is not a mapping"),
         ("a: &x [1]\nb: [*x, *x]", "refers to its own parts"),
-        ("num_generations: many", "`num_generations` cannot be `many`"),
-        ("per_device_train_batch_size: 0", "cannot be `0`"),
+        ("num_generations: many", "invalid value 'many' for `num_generations`"),
+        ("per_device_train_batch_size: 0", "invalid value '0' for `per_device_train_batch_size`"),
     ],
 )
 def test_what_is_no_configuration_is_refused(tmp_path, text, said):

@@ -246,7 +246,7 @@ def test_settings_that_contradict_a_folder_are_refused(taught, train, arguments,
     ("arguments", "said"),
     [
         ([], "no teacher given"),
-        (["--teacher", "{done}", "--samples", 0], "--samples cannot be `0`"),
+        (["--teacher", "{done}", "--samples", 0], "invalid value '0' for --samples"),
         (["--teacher", "{done}", "--hours", 0], "--hours must be above 0"),
         (["--teacher", "{done}", "--temperature", 0], "at temperature 0, all samples of a question are equal"),
         (["--teacher", "{done}", "--out", "{done}"], "already exists"),

@@ -26,9 +26,9 @@ def study(folder, *texts):
     ("text", "said", "hint"),
     [
         ("ranks = 4", "ranks in the section `sweep` is not a list", "ranks = [...]"),
-        ("ranks = [1.5]", "`sweep.ranks` cannot be `1.5`", "valid integer"),
-        ("[sweep.settings]\none = 3", "`sweep.settings` cannot be `3`", "a table, such as plain = {}"),
-        ("ranks = [true]", "`sweep.ranks` cannot be `True`", "valid integer"),
+        ("ranks = [1.5]", "invalid value '1.5' for `sweep.ranks`", "valid integer"),
+        ("[sweep.settings]\none = 3", "invalid value '3' for `sweep.settings`", "a table, such as plain = {}"),
+        ("ranks = [true]", "invalid value 'True' for `sweep.ranks`", "valid integer"),
         ("seed = [1]", "unknown key `sweep.seed`", "seeds"),
         ("[sweep.vary]\nseed = [1, 2]", "`sweep.vary`: seed: not a full key", "`seeds`"),
         ("[sweep.vary]\n'optim.lr' = 1e-4", '"optim.lr" in the section `sweep.vary` is not a list', "brackets"),
@@ -81,7 +81,7 @@ def test_a_study_that_is_its_own_base_is_refused(tmp_path):
 
 def test_a_date_among_the_values_is_refused_as_any_other(tmp_path):
     names, found = study(tmp_path, "[sweep.vary]\n'optim.lr' = [1e-4, 2024-01-01]")
-    with pytest.raises(UserError, match="cannot be `2024-01-01`"):
+    with pytest.raises(UserError, match="invalid value '2024-01-01' for"):
         Grid(["quickstart", *names], {}, [], found.axes()).trials()
 
 
