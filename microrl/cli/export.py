@@ -61,7 +61,7 @@ def export(
     if as_json:
         emit(summary)
         return
-    say(f"{out}: {described(summary)}; see its README.md for how to load it")
+    say(f"{out}: {export_summary(summary)}; see its README.md for how to load it")
     if summary["serve"] is not None:
         say(f"to serve it: {summary['serve']}")
 
@@ -72,7 +72,7 @@ def refuse_type(form: str | None, dtype: str | None) -> None:
         raise UserError("--dtype needs --as full: an adapter is always written in float32", "remove --dtype")
 
 
-def described(summary: dict[str, Any]) -> str:
+def export_summary(summary: dict[str, Any]) -> str:
     """What was written."""
     is_lora = summary["as"] == "lora"
     what = f"a LoRA of rank {summary['rank']} for {summary['base']}" if is_lora else f"a whole model in {summary['dtype']}"

@@ -128,7 +128,7 @@ def _fetch(config: RunConfig) -> None:
     """Download the run's model and data sets, as far as the hub has them and this machine has not. Raises UserError."""
     from microrl.cli.target import prepare_hub
     from microrl.config.data import DataConfig
-    from microrl.data.sources import described, rows_of
+    from microrl.data.sources import provenance, rows_of
     from microrl.models import hub
     from microrl.models.download import download
     from microrl.run.console import RunConsole
@@ -141,7 +141,7 @@ def _fetch(config: RunConfig) -> None:
         for name in (config.model.name, *teacher):
             download(name, console.progress)
         for data in (config.data, *examples, *map(config.data.for_benchmark, config.data.decontaminate)):
-            source = described(data)
+            source = provenance(data)
             if source.get("hub_id") is not None and source["local"] is None:
                 console.status(f"downloading the data set {data.name}")
                 next(iter(rows_of(data)), None)

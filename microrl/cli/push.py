@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from microrl.cli import options
-from microrl.cli.export import Base, Dtype, Form, Trained, described, refuse_type
+from microrl.cli.export import Base, Dtype, Form, Trained, export_summary, refuse_type
 from microrl.cli.output import emit, say
 from microrl.errors import UserError, invalid_value
 
@@ -53,4 +53,4 @@ def push(
     if as_json:
         emit(summary)
         return
-    say(f"{summary['url']}: {described(summary)}")
+    say(f"{summary['url']}: {export_summary(summary)}")

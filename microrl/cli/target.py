@@ -12,7 +12,7 @@ from microrl.config.data import GYM
 from microrl.config.paths import expanded, local_model
 from microrl.config.resolve import override
 from microrl.data.load import check_source
-from microrl.data.sources import GENERATED, place
+from microrl.data.sources import GENERATED, path_or_hub_id
 from microrl.errors import UserError
 from microrl.models import hub
 from microrl.run import names
@@ -31,7 +31,7 @@ def prepare_hub(config: RunConfig, *more: str, reads_data: bool = False, loads_m
         check_source(config.data)
     names = (config.data.name, config.sft.data, *config.data.decontaminate)
     data = [name for name in names if name is not None and not name.lower().startswith(GYM)]
-    hub.prepare(*models_named, *map(place, data), local=(*known_models.TINY, *GENERATED))
+    hub.prepare(*models_named, *map(path_or_hub_id, data), local=(*known_models.TINY, *GENERATED))
 
 
 def run_of(name: str | None) -> RunFolder:

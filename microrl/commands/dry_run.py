@@ -79,7 +79,7 @@ def _tools(config: RunConfig, tokenizer: Any) -> tuple[ToolsOf, int]:
         environment.start()
         if tokenizer is not None:
             environment.use_template(tokenizer, config.data)
-        return environment.tools, max(tokens_of(kind.described.tools) for kind in environment.kinds.values())
+        return environment.tools, max(tokens_of(kind.interface.tools) for kind in environment.kinds.values())
 
 
 def _shown(question: Question, tokenizer: Any, config: RunConfig, tools: ToolsOf) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from microrl.config import RunConfig, catalogue
 from microrl.data.contamination import overlaps
 from microrl.data.load import Question, Reading, load_questions, split
-from microrl.data.sources import described
+from microrl.data.sources import provenance
 from microrl.errors import UserError
 from microrl.evaluation.benchmark import Benchmark
 from microrl.run import contamination, data_record, names
@@ -55,7 +55,7 @@ def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], c
                 f"warning: {fingerprint.name} is the data that {run.path} was trained on, so this does not measure how it "
                 "generalises; leave --data out for the held-out part"
             )
-    return {**fingerprint.model_dump(), "source": described(config.data), "same_as_in_training": is_same}
+    return {**fingerprint.model_dump(), "source": provenance(config.data), "same_as_in_training": is_same}
 
 
 def _contamination(benchmark: Benchmark, questions: list[Question], run: RunFolder, console: RunConsole) -> dict[str, int] | None:

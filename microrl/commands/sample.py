@@ -36,7 +36,7 @@ def answers(
         model, tokenizer = load_model(config, console)
         snapshot = trained(final, config, model)
         data = config.data
-        tools = () if environment is None else environment.only.described.tools
+        tools = () if environment is None else environment.only.interface.tools
         prompt = render(question, "", tokenizer, data.system, data.system_role, thinking=data.thinking, tools=tools)
         if environment is not None:
             row = {data.question or "question": question}

@@ -50,7 +50,7 @@ def local_rows(config: DataConfig) -> Iterator[Mapping[str, Any]] | None:
     return rows_of_file(path) if known is None else None
 
 
-def described(config: DataConfig) -> dict[str, str | None]:
+def provenance(config: DataConfig) -> dict[str, str | None]:
     """Where the rows come from, for a record: the hub's id and commit (None: its newest), or the path of local data."""
     known = catalogue.find(config.name)
     if known is None and ("/" not in config.name or is_local_data(config.name)):
@@ -70,7 +70,7 @@ def own_copy(known: KnownDataset) -> Path:
     return hub.cache_folder() / "data" / known.name
 
 
-def place(name: str) -> str:
+def path_or_hub_id(name: str) -> str:
     """What `hub.prepare` is to look for: the path of local data, or else the hub's id."""
     known = catalogue.find(name)
     if known is None:

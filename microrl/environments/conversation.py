@@ -14,7 +14,7 @@ from microrl.config.environment import RUNS_CODE, EnvironmentConfig, Row
 from microrl.data.prompts import Tools, render
 from microrl.environments.calls import Call, parser
 from microrl.environments.forks import LONGEST_ANSWER
-from microrl.environments.process import Described, Instance, Instances
+from microrl.environments.process import Instance, Instances, Interface
 from microrl.environments.template import Continuation
 from microrl.errors import UserError
 from microrl.rewards.custom.host import LARGEST
@@ -42,16 +42,16 @@ class Environment:
     def start(self) -> None:
         """Start the classes, which takes seconds. Raises UserError for one that cannot be used."""
         for kind in self.kinds.values():
-            _ = kind.described
+            _ = kind.interface
 
     @property
     def paying(self) -> list[str]:
         """The names of those that give a reward of their own."""
-        return [name for name, kind in self.kinds.items() if kind.described.rewards]
+        return [name for name, kind in self.kinds.items() if kind.interface.rewards]
 
     def tools(self, row: Row) -> Tools:
         """The JSON schemas of a row's tools. Raises UserError for a row that names no environment, where there are several."""
-        return self.kinds[self._config.name_for(row)].described.tools
+        return self.kinds[self._config.name_for(row)].interface.tools
 
     def use_template(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
         """Take over the words of a model's chat template. `stops` as for `Continuation`. Raises UserError for a template that
@@ -91,15 +91,15 @@ class Kind:
         self.deadline_s = config.deadline_s
 
     @cached_property
-    def described(self) -> Described:
+    def interface(self) -> Interface:
         """What its class offers; asking for it first takes seconds. Raises UserError for a class that cannot be used."""
         return self.instances.describe()
 
     def use_template(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
         """See `Environment.use_template`."""
         self.tokenizer = tokenizer
-        self.continuation = Continuation(tokenizer, self.described.tools, data.thinking, stops)
-        self.parse = parser(tokenizer, self.continuation.opening, self.continuation.call, self.described.tools)
+        self.continuation = Continuation(tokenizer, self.interface.tools, data.thinking, stops)
+        self.parse = parser(tokenizer, self.continuation.opening, self.continuation.call, self.interface.tools)
         self._data = data
 
     def begin(self, prompt: Prompt, is_cancelled: Cancelled) -> Conversation:
@@ -124,7 +124,7 @@ class Kind:
             return prompt
         rendered = render(
             prompt.question + said, prompt.answer, self.tokenizer, self._data.system, self._data.system_role,
-            thinking=self._data.thinking, tools=self.described.tools,
+            thinking=self._data.thinking, tools=self.interface.tools,
         )  # fmt: skip
         if len(rendered.token_ids) > self._data.max_prompt_tokens:
             raise UserError(
@@ -165,7 +165,7 @@ class Conversation:
         """`{"answer": text, "done": bool}`, or `{"error": why}`."""
         if call.bad:
             return {"error": call.bad}
-        known = [tool["function"]["name"] for tool in self._environment.described.tools]
+        known = [tool["function"]["name"] for tool in self._environment.interface.tools]
         if call.name not in known:
             return {"error": f"there is no tool `{call.name}`; the tools are: {', '.join(known)}"}
         reply = self._asked({"call": call.name, "arguments": call.arguments}, until)
@@ -188,7 +188,7 @@ class Conversation:
     def ended(self) -> Episode:
         """See `EpisodeConversation.ended`."""
         reward: float | None = 0.0
-        if self._environment.described.rewards:
+        if self._environment.interface.rewards:
             given = self._asked({"reward": True}, now_s() + self._environment.deadline_s).get("reward")
             reward = given if isinstance(given, float) and abs(given) <= LARGEST else None
         self._instance.end()

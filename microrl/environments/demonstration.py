@@ -29,7 +29,7 @@ class Demonstrations:
 
     def __init__(self, environment: Kind, tokenizer: Any, thinking: bool | None) -> None:
         self._environment, self._tokenizer = environment, tokenizer
-        self._options = template_options(tokenizer, thinking) | {"tools": list(environment.described.tools)}
+        self._options = template_options(tokenizer, thinking) | {"tools": list(environment.interface.tools)}
         self._end = tokenizer.decode([environment.continuation.end_id])
 
     def example(self, example: SftExample, messages: Sequence[Message]) -> SftExample | str:
@@ -63,7 +63,7 @@ class Demonstrations:
             raise Unusable("with a turn whose content is not a string")
         if not calls:
             return content
-        known = {tool["function"]["name"] for tool in self._environment.described.tools}
+        known = {tool["function"]["name"] for tool in self._environment.interface.tools}
         if not {call["name"] for call in calls} <= known:
             raise Unusable(NO_CALL)
         written = "".join(f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>\n" for call in calls).rstrip()

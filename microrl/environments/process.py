@@ -44,7 +44,7 @@ def refuse_unusable(config: EnvironmentConfig) -> None:
             )  # fmt: skip
 
 
-class Described(NamedTuple):
+class Interface(NamedTuple):
     """What a class offers: the JSON schemas of its tools, as chat templates take them, and whether it has `get_reward`."""
 
     tools: tuple[dict[str, Any], ...]
@@ -85,7 +85,7 @@ class Instances(CustomProcess):
             with theirs:
                 self._launch(self._command(), pass_fds=(self._theirs,), env=clean() if self._bounds.confined else None)
 
-    def describe(self) -> Described:
+    def describe(self) -> Interface:
         """What the class offers. Raises UserError where it cannot be imported or is no environment."""
         instance = self.begin()
         try:
@@ -100,7 +100,7 @@ class Instances(CustomProcess):
                 "every public method except reset and get_reward is a tool: it needs type hints, and a docstring in Google style "
                 "that describes each argument; `microrl guide environments` shows one",
             )
-        return Described(tuple(reply["tools"]), bool(reply["rewards"]))
+        return Interface(tuple(reply["tools"]), bool(reply["rewards"]))
 
     def begin(self) -> Instance:
         """A fresh instance. Raises UserError where the class cannot be imported or is no environment, and NoReply."""

@@ -69,7 +69,7 @@ class Calling(Working):
 
     def prompt(self, question: str, answer: str, tokenizer: Any) -> Prompt:
         """As in training."""
-        return replace(render(question, answer, tokenizer, None, tools=self._calculator.described.tools), raw="{}")
+        return replace(render(question, answer, tokenizer, None, tools=self._calculator.interface.tools), raw="{}")
 
     def good(self, prompt: Prompt, tokenizer: Any) -> SftExample:
         """A call, its answer, and that answer in a box. What the calculator writes is read only."""

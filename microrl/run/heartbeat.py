@@ -69,7 +69,7 @@ class Hang:
     stack: str
     longest_s: float | None = None
 
-    def place(self) -> str:
+    def innermost_call(self) -> str:
         """The innermost call of the stack, as the end of a sentence; empty if it is not known."""
         calls = re.findall(r'File "([^"]*)", line (\d+), in (.*)\n(?:    (.*))?', self.stack)
         if not calls:

@@ -185,7 +185,7 @@ def _sft_examples(
 ) -> list[SftExample]:
     progress = partial(console.progress, total=len(solutions), label="rendering solutions")
     kind = None if environment is None else environment.only
-    tools = () if kind is None else kind.described.tools
+    tools = () if kind is None else kind.interface.tools
     converse = None if kind is None else Demonstrations(kind, tokenizer, config.data.thinking).example
     examples, left_out = to_sft_examples(solutions, tokenizer, config, progress, tools, converse)
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())

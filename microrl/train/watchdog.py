@@ -39,7 +39,7 @@ class Watchdog:
         folder, run = self._folder, self.run
         usual = "" if hang.longest_s is None else f" (the longest pause before was {max(hang.longest_s, EVERY_S):.0f} s or less)"
         why = ", and the time is up" if hang.is_overdue else ""
-        message = f"the run hung: no progress for {clock(hang.silent_s)} at `{hang.doing}`{usual}{why}{hang.place()}"
+        message = f"the run hung: no progress for {clock(hang.silent_s)} at `{hang.doing}`{usual}{why}{hang.innermost_call()}"
         resume = run.resume_command() if run else f"microrl train --resume {folder.path}"
         log, again = self._crash_log(hang.stack), "if it hangs there again, `microrl doctor` tests this machine"
         if (foreign := hang.foreign_file()) is not None:

@@ -39,7 +39,7 @@ def examples(told, tmp_path_factory):
             path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations))
             converse = Demonstrations(environment.only, told, None).example if speaks else None
             return to_sft_examples(
-                load_solutions(config), told, config, tools=environment.only.described.tools, converse=converse
+                load_solutions(config), told, config, tools=environment.only.interface.tools, converse=converse
             )
 
         yield made

@@ -61,7 +61,7 @@ def environment(name, tokenizer, **keys):
 
 
 def prompt_for(found, tokenizer, **row):
-    prompt = render("What is 12 + 15?", "27", tokenizer, BOXED, tools=found.only.described.tools)
+    prompt = render("What is 12 + 15?", "27", tokenizer, BOXED, tools=found.only.interface.tools)
     return prompt.__class__(prompt.question, prompt.answer, prompt.text, prompt.token_ids, 1, json.dumps(row))
 
 
@@ -95,7 +95,7 @@ def test_an_episode_is_what_the_template_writes(told, calculator):
         {"role": "tool", "content": "7"},
     ]
     whole = told.apply_chat_template(
-        chat, tools=list(calculator.only.described.tools), tokenize=False, add_generation_prompt=True
+        chat, tools=list(calculator.only.interface.tools), tokenize=False, add_generation_prompt=True
     )
     assert told.decode(ids) == whole
     assert (episode.turns, episode.calls, episode.failures, episode.reward) == (3, 3, 1, 3.0)
@@ -114,7 +114,7 @@ def test_a_template_that_would_change_earlier_turns_is_refused(kind, told, calcu
     tokenizer = copy.deepcopy(told)
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=why):
-        Continuation(tokenizer, calculator.only.described.tools, None)
+        Continuation(tokenizer, calculator.only.interface.tools, None)
 
 
 def test_control_tokens_in_an_answer_are_plain_text(told, awkward):
@@ -393,7 +393,7 @@ def reader(tokenizer, family, tools):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_are_read_as_the_model_family_writes_them(family, told, calculator):
-    calls = reader(told, family, calculator.only.described.tools)
+    calls = reader(told, family, calculator.only.interface.tools)
     assert calls(FAMILIES[family]) == [("add", {"a": 3, "b": 4}, "")] and calls("The sum is 7.") == []
     tagged = {"qwen2.5", "qwen3.5"}
     others = [text for other, text in FAMILIES.items() if other != family and not {other, family} <= tagged]
@@ -419,13 +419,13 @@ XML = "<tool_call><function={}><parameter={}>{}</parameter></function></tool_cal
     ],
 )
 def test_the_forms_of_a_call(family, text, expected, told, awkward):
-    calls = reader(told, family, awkward.only.described.tools)(text)
+    calls = reader(told, family, awkward.only.interface.tools)(text)
     assert expected in calls[0].bad if isinstance(expected, str) else calls == expected
 
 
 def test_a_template_that_writes_calls_in_an_unknown_way_is_refused(told, calculator):
     with pytest.raises(UserError, match=r"writes a tool call as '<\|tool_call>call:add.*cannot read") as refused:
-        reader(told, "gemma4", calculator.only.described.tools)
+        reader(told, "gemma4", calculator.only.interface.tools)
     assert "response_template" in refused.value.hint
 
 
@@ -450,7 +450,7 @@ def test_calls_are_read_as_the_tokenizer_says(told, calculator):
             "content": {"close_pattern": r"<\|im_end\|>|$", "content": "text"},
         },
     }
-    parse = parser(templated, "<|im_start|>assistant\n", calculator.only.continuation.call, calculator.only.described.tools)
+    parse = parser(templated, "<|im_start|>assistant\n", calculator.only.continuation.call, calculator.only.interface.tools)
     assert parse(turn(told, 'Let me see. <<add {"a": 1}>><<say {"text": "x"}>>')) == [
         ("add", {"a": 1}, ""), ("say", {"text": "x"}, ""),
     ]  # fmt: skip
@@ -478,9 +478,9 @@ def test_a_template_that_opens_the_thinking_continues_it(told):
 
 def test_a_model_that_does_not_stop_where_a_turn_ends_is_refused(told, calculator):
     end = told.convert_tokens_to_ids("<|im_end|>")
-    assert Continuation(told, calculator.only.described.tools, None, {end, 0}).end_id == end
+    assert Continuation(told, calculator.only.interface.tools, None, {end, 0}).end_id == end
     with pytest.raises(UserError, match="does not stop"):
-        Continuation(told, calculator.only.described.tools, None, {0})
+        Continuation(told, calculator.only.interface.tools, None, {0})
 
 
 def test_what_a_template_writes_only_behind_a_last_turn_is_no_part_of_an_answer(told):

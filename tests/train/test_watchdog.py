@@ -269,7 +269,7 @@ def test_what_to_do_depends_on_whose_code_hangs():
     def hang(path):
         return heartbeat.Hang("update", 120.0, False, f'  File "{path}", line 3, in wait\n    time.sleep(9)\n')
 
-    assert hang("/home/me/mine.py").place() == "; stuck at /home/me/mine.py:3, in wait(): `time.sleep(9)`"
+    assert hang("/home/me/mine.py").innermost_call() == "; stuck at /home/me/mine.py:3, in wait(): `time.sleep(9)`"
     assert hang("/home/me/mine.py").foreign_file() == "/home/me/mine.py"
     for library in (heartbeat.__file__, pytest.__file__, subprocess.__file__):
         assert hang(library).foreign_file() is None

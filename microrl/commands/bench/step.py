@@ -52,7 +52,7 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
         model, tokenizer = load_checked(located)
         if environment is not None:
             environment.use_template(tokenizer, config.data, stop_tokens(model, tokenizer))
-        prompts = bench_prompts(tokenizer, () if environment is None else environment.only.described.tools)
+        prompts = bench_prompts(tokenizer, () if environment is None else environment.only.interface.tools)
         scorer = make_scorer(config)
         closing.callback(scorer.close)
         if environment is not None:
