@@ -17,6 +17,7 @@ from microrl.errors import UserError
 
 T = TypeVar("T")
 
+ENGINES = "auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers"
 MODEL_HELP = "Local folder, Hugging Face id (owner/name), .gguf file, quickstart, or a short name such as Qwen2.5-1.5B-Instruct."
 Presets = Annotated[
     list[str] | None,
@@ -90,8 +91,7 @@ SETTINGS = {
         "`environment` then says which NAME each row uses. none: no tools.", "the preset's, else none", "[NAME=]MODULE:CLASS",
     ),
     "engine": Setting(
-        "engine.kind", str, "auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers.",
-        "the preset's, else auto",
+        "engine.kind", str, f"{ENGINES}.", "the preset's, else auto",
     ),
     "seed": Setting("seed", int, "Random seed of training.", "the preset's, else 0"),
     "price": Setting(

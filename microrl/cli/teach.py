@@ -39,7 +39,7 @@ GENERATED = "arithmetic"
         default="the training temperature",
     ),
     hours=dict(help="Time limit in hours, loading included; checked after every 512 completions.", default="none"),
-    engine=dict(help="auto, vllm or transformers; the training run may use another one.", default="auto"),
+    engine=dict(help=f"{options.ENGINES}; need not be the training engine.", default="auto"),
 )  # fmt: skip
 def teach(
     *,

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 from command_line import in_process
@@ -121,16 +122,21 @@ def test_every_page_is_listed_and_linked_from_the_readme():
 def test_every_adapter_loss_preset_metric_and_model_is_named():
     from microrl.config.adapters import KINDS
     from microrl.config.presets import available
+    from microrl.config.schema import EngineConfig
     from microrl.run.metrics import METRICS
 
     assert "grpo" in LOSSES
-    rows = {"adapters": KINDS, "losses": (*LOSSES, DISTILL)}
+    engines = {one.model_fields["kind"].default for one in get_args(get_args(EngineConfig)[0])} - {"auto"}
+    rows = {"adapters": KINDS, "losses": (*LOSSES, DISTILL), "engine": engines}
     names = {"guard": METRICS, "configuration": available(), "data": known_models.MODELS}
     wanted = {page: [f"| `{kind}` |" for kind in kinds] for page, kinds in rows.items()}
     wanted |= {page: [f"`{name}`" for name in listed] for page, listed in names.items()}
     for page, words in wanted.items():
         missing = [word for word in words if word not in TEXTS[page]]
         assert not missing, f"add to microrl/guide/{page}.md: {', '.join(missing)}"
+    listed, defined = TEXTS["adapters"].split("\n## How are the adapters defined?\n")
+    for kind in KINDS:
+        assert f"\n| `{kind}` | " in listed and f"`{kind}`" in re.split(r"\n#", defined)[0], f"a table of adapters lacks {kind}"
 
 
 @pytest.mark.parametrize("page", PAGES)
