@@ -26,6 +26,14 @@ Env = Annotated[
         show_default="no tools",
     ),
 ]
+Teacher = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Distil from this model, by the KL over the whole vocabulary, instead of GRPO.",
+        show_default="no teacher",
+    ),
+]
 ShapeOption = Annotated[Shape, typer.Option(help="Size of the model, whose weights are random; 1.5b is Qwen2.5-1.5B's.")]
 EXAMPLES = """
 [bold]Examples[/]
@@ -46,6 +54,7 @@ def step(
     steps: Annotated[int, typer.Option(min=1, help="Number of timed steps; one untimed warm-up step precedes them.")] = 3,
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Data type of the weights.")] = "auto",
     env: Env = None,
+    teacher: Teacher = None,
     as_json: options.Json = False,
 ) -> None:
     """Time training steps: sampling, answer checks, log-probabilities, entropy, optimizer.
@@ -59,6 +68,8 @@ def step(
     flags: dict[str, Any] = {"model.name": model, "model.dtype": dtype, "budget.steps": steps + 1}
     if env is not None:
         flags |= {"env.target": env, "env.path": "."}
+    if teacher is not None:
+        flags |= {"distill.teacher": teacher, "distill.top_k": "all", "loss.kind": "distill"}
     config = resolve((), flags | work(rank=rank, prompts=prompts, group=group, tokens=tokens))
     prepare_hub(config)
     early.refuse_environment(config.env)
@@ -138,6 +149,7 @@ def peer(
         float | None, typer.Option(min=0.1, help="With --to-accuracy: time limit of each side in a pair.", show_default="10")
     ] = None,
     env: Env = None,
+    teacher: Teacher = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare microrl with TRL in float32: seconds per step, or time to an accuracy. Processes of the two alternate.
@@ -153,13 +165,18 @@ def peer(
 
     check_model(model)
     check_environment(env)
-    hub.prepare(model, local=(known_models.QUICKSTART,))
-    work = Work(prompts, group, tokens, rank, steps, env)
+    if teacher is not None:
+        check_model(teacher, "--teacher")
+    hub.prepare(model, *filter(None, [teacher]), local=(known_models.QUICKSTART,))
+    work = Work(prompts, group, tokens, rank, steps, env, teacher)
     if to_accuracy is None and (lr, minutes, preset) != (None, None, None):
         name = "lr" if lr is not None else "minutes" if minutes is not None else "preset"
         raise UserError(f"--{name} has no effect without --to-accuracy", "remove it, or add --to-accuracy 0.6")
     if to_accuracy is not None and env is not None:
         raise UserError("--env cannot be combined with --to-accuracy, which trains without tools", "remove one of them")
+    if teacher is not None and (env is not None or to_accuracy is not None):
+        other = "--env" if env is not None else "--to-accuracy"
+        raise UserError(f"--teacher cannot be combined with {other}", "remove one of them")
     if to_accuracy is not None:
         from microrl.commands.bench import to_accuracy as trained
 

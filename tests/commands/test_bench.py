@@ -18,6 +18,8 @@ from microrl.commands.bench import peer as peers
 from microrl.commands.bench.step import bench_prompts
 from microrl.errors import UserError
 from microrl.limits import SPINS_BEFORE_SLEEP
+from microrl.models.tiny import build_model
+from microrl.policy.teacher import Teacher
 from microrl.rollout import preflight
 
 VERSIONS = {"trl": "1.16.0", "torch": "2.13.0", "transformers": "5.23.0", "peft": "0.21.2", "datasets": "5.2.0"}
@@ -153,15 +155,29 @@ def test_both_sides_have_the_same_tools(target, theirs, inside, model_folder, pe
     assert counted == [["0.25", "500"], ["0.5", "600"]]
 
 
+def test_both_sides_have_the_same_teacher(inside, model_folder, peer, ours, calls):
+    ours(1.0)
+    words = ["--model", model_folder, "--pairs", 1, "--teacher", model_folder]
+    done = inside("bench", "peer", "--peer", peer(answers(4.0, 8.0)), *words)
+    assert done.returncode == 0 and f"teacher: {model_folder}" in done.stdout, done.stderr
+    work = f"--prompts 4 --group 8 --tokens 64 --rank 64 --steps 2 --teacher {model_folder}"
+    assert set(calls.read_text().splitlines()[1:]) == {
+        f"microrl {model_folder} {work}", f"peer --model {model_folder} {work} --device cpu --threads 3"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--env", "calc"], "bench peer takes no entry point"),
         (["--env", "nowhere:Tools"], "there is no module `nowhere`"),
         (["--env", "calculator", "--to-accuracy", 0.6], "--env cannot be combined with --to-accuracy"),
+        (["--teacher", "Qwen2.5-7B-Instruct"], "--teacher Qwen2.5-7B-Instruct: the comparison needs a local model"),
+        (["--teacher", "quickstart", "--env", "calculator"], "--teacher cannot be combined with --env"),
+        (["--teacher", "quickstart", "--to-accuracy", 0.6], "--teacher cannot be combined with --to-accuracy"),
     ],
 )
-def test_tools_that_trl_cannot_be_given(words, says, inside, model_folder):
+def test_work_that_trl_cannot_be_given(words, says, inside, model_folder):
     done = inside("bench", "peer", "--peer", "never-asked", "--model", model_folder, *words)
     assert done.returncode == 2 and says in done.stderr
 
@@ -224,6 +240,23 @@ def test_an_interpreter_without_trl_is_status_2(inside, model_folder, peer, tmp_
 def test_a_model_that_is_not_local_is_status_2(inside, tmp_path, model, says, hint):
     done = inside("bench", "peer", "--peer", "never-asked", "--model", model, cwd=tmp_path)
     assert done.returncode == 2 and says in done.stderr and hint in done.stderr, done.stderr
+
+
+def test_a_step_can_distil(inside, model_folder, tokenizer, tmp_path, monkeypatch):
+    """The teacher is asked once in each step, the untimed one included, and for the whole vocabulary."""
+    build_model(tokenizer, seed=9).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    asked, compared = [], Teacher.compared
+
+    def asking(teacher, batch, top_k, has_policy_gradient):
+        asked.append((top_k, has_policy_gradient))
+        return compared(teacher, batch, top_k, has_policy_gradient)
+
+    monkeypatch.setattr(Teacher, "compared", asking)
+    words = ["--prompts", 2, "--group", 2, "--tokens", 4, "--rank", 8, "--steps", 1, "--json"]
+    done = inside("bench", "step", "--model", model_folder, "--teacher", tmp_path, *words)
+    assert done.returncode == 0 and json.loads(done.stdout)["tokens_per_step"] == 16, done.stderr
+    assert asked == [("all", False)] * 2
 
 
 @pytest.mark.slow

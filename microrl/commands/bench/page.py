@@ -74,6 +74,7 @@ PEER = {
     "settings.rank": "adapter rank: {}",
     "settings.steps": "timed steps per process: {}",
     "settings.env": "tools: {}",
+    "settings.teacher": "teacher: {}",
     "settings.dtype": "weight type: {}",
     "settings.device": "device: {}",
     "settings.threads": "threads: {}",

@@ -38,7 +38,8 @@ KEPT = ("steps_s", "tokens_per_step", "calls", "peak_rss_gb")
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a step does, and how many are timed; one untimed step precedes them. `tokens` is per completion, and forced; with an
-    environment, it is the limit of a completion."""
+    environment, it is the limit of a completion. With a `teacher`, a step distils; TRL then asks prompts x group questions, since
+    its trainer samples one completion of each."""
 
     prompts: int
     group: int
@@ -46,6 +47,7 @@ class Work:
     rank: int
     steps: int
     env: str | None = None
+    teacher: str | None = None
 
     def options(self) -> list[str]:
         return [word for name, value in asdict(self).items() if value is not None for word in (f"--{name}", str(value))]
@@ -68,16 +70,16 @@ def compare(
     Raises UserError for a model that is not local and for an interpreter without TRL, MachineFailure for a side that fails.
     """
     interpreter, versions = find_peer(peer)
-    with local_folder(model, say) as folder:
+    with local_folder(model, say) as folder, _local_teacher(work, say) as located:
         compared_pairs: list[dict[str, Any]] = []
         ours: dict[str, Any] = {}
         for number in range(pairs):
             sides: dict[str, dict[str, Any]] = {}
             for side in ("microrl", "peer") if number % 2 == 0 else ("peer", "microrl"):
                 if side == "microrl":
-                    result = ours = _our_steps(folder, work)
+                    result = ours = _our_steps(folder, located)
                 else:
-                    result = _peer_steps(interpreter, folder, work, ours)
+                    result = _peer_steps(interpreter, folder, located, ours)
                 sides[side] = {"step_s": result["step_s_median"], **{key: result[key] for key in KEPT if key in result}}
                 name = "microrl" if side == "microrl" else f"TRL {versions['trl']}"
                 say(f"pair {number + 1} of {pairs}: {name} {sides[side]['step_s']:.3g} s per step, "
@@ -127,15 +129,15 @@ def find_peer(name: str) -> tuple[str, dict[str, str]]:
     return path, versions
 
 
-def check_model(name: str) -> None:
+def check_model(name: str, option: str = "--model") -> None:
     """Raises UserError for a model that is neither a local folder, nor a .gguf file, nor the quickstart's."""
     if local_model(name) is None and name != known_models.QUICKSTART:
         known = known_models.find(name)
         hub_id = name if known is None else known.hub_id
         raise UserError(
-            f"--model {name}: the comparison needs a local model",
-            f"download it with `hf download {hub_id} --local-dir DIR` and pass --model DIR, or use "
-            f"--model {known_models.QUICKSTART}",
+            f"{option} {name}: the comparison needs a local model",
+            f"download it with `hf download {hub_id} --local-dir DIR` and pass {option} DIR, or use "
+            f"{option} {known_models.QUICKSTART}",
         )
 
 
@@ -172,6 +174,17 @@ def local_folder(name: str, say: Callable[[str], None]) -> Iterator[Path]:
             yield Path(temporary)
     else:
         yield Path(name).expanduser()
+
+
+@contextmanager
+def _local_teacher(work: Work, say: Callable[[str], None]) -> Iterator[Work]:
+    """The work with its teacher, if it has one, as a folder that both sides can load."""
+    if work.teacher is None:
+        yield work
+        return
+    check_model(work.teacher, "--teacher")
+    with local_folder(work.teacher, say) as folder:
+        yield replace(work, teacher=str(folder))
 
 
 def _our_steps(folder: Path, work: Work) -> dict[str, Any]:

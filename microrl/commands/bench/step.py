@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import statistics
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from microrl import clock
 from microrl.commands.bench.trl_step import peak_rss_gb, questions
 from microrl.config import RunConfig
-from microrl.data.prompts import Tools, render
+from microrl.data.prompts import Tools, no_tools, render
 from microrl.data.sampler import PromptSampler
 from microrl.environments.conversation import Environment
 from microrl.models.forward import stop_tokens
@@ -23,9 +25,11 @@ from microrl.rewards.scorer import make_scorer
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import select_engine
 from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
 from microrl.run.stopwatch import Stopwatch
 from microrl.train.setup import Components
 from microrl.train.step import sample_groups, with_advantages
+from microrl.train.teacher import load_teacher
 from microrl.types import Completion, Group, Prompt, Sampling
 
 RATE = 1e-5
@@ -38,8 +42,8 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
     Every completion has `sampling.max_completion_tokens`; with an environment, it ends where the model ends it. The result has
     the tokens of a step, and with an environment the tool calls of a completion (`calls`, a mean).
 
-    `on_step` is called with the number and the seconds of every step. Raises as `ensure_model`, `load_checked`, `make_engine` and
-    `Environment`.
+    `on_step` is called with the number and the seconds of every step. Raises as `ensure_model`, `load_checked`, `load_teacher`,
+    `make_engine` and `Environment`.
     """
     select_engine(config)  # fails before anything is loaded
     with ExitStack() as closing:
@@ -47,9 +51,10 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
         if environment is not None:
             closing.callback(environment.close)
             environment.start()
-        with RunConsole() as console:
-            located = quickstart.located(config.model, console)
-        model, tokenizer = load_checked(located)
+        with RunConsole() as console, tempfile.TemporaryDirectory(prefix="microrl-") as temporary:
+            model, tokenizer = load_checked(quickstart.located(config.model, console))
+            folder = RunFolder.create(Path(temporary) / "run", config.model_dump(mode="json"))
+            teacher = load_teacher(config, model, tokenizer, (), no_tools, folder, console)
         if environment is not None:
             environment.use_template(tokenizer, config.data, stop_tokens(model, tokenizer))
         prompts = bench_prompts(tokenizer, () if environment is None else environment.only.interface.tools)
@@ -63,7 +68,7 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
         )
         engine = make_engine(config, model, tokenizer)
         closing.callback(engine.close)
-        policy = Policy(model, config)
+        policy = Policy(model, config, teacher=teacher)
         drawn = PromptSampler(prompts, config.seed)
         parts = Components(config, engine, policy, scorer, drawn, sampling, Stopwatch(), environment=environment)
         return {**_timed(parts, on_step), "device": model.device.type, "threads": policy.update_threads}

@@ -1,4 +1,5 @@
-"""One side of `microrl bench peer`: TRL's `GRPOTrainer`, on the work of `microrl bench step` or until an accuracy is reached.
+"""One side of `microrl bench peer`: TRL's `GRPOTrainer`, on the work of `microrl bench step` or until an accuracy is reached, or
+its `DistillationTrainer` on that work.
 
 Runs in an environment that has TRL and need not have microrl: it imports nothing of microrl, and reads the files of the clock and
 of the memory by their paths. Prints one JSON object.
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2, help="timed steps, after one untimed step")
     parser.add_argument("--env", help="a class whose methods are tools, MODULE:CLASS; completions end where the model ends them")
+    parser.add_argument("--teacher", help="a local folder; a step then distils from this model")
     parser.add_argument("--path", help="with --env: the folder of its module")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -101,7 +103,11 @@ def time_steps(wanted: argparse.Namespace) -> dict[str, Any]:
         options["generation_kwargs"] = {"min_new_tokens": wanted.tokens}
     tools = None if wanted.env is None else environment(wanted.env, wanted.path)
     with tempfile.TemporaryDirectory() as folder:
-        trainer(wanted, folder, options, lora(wanted.rank), questions(), paid, Watch(), tools).train()
+        if wanted.teacher is None:
+            trainer(wanted, folder, options, lora(wanted.rank), questions(), paid, Watch(), tools).train()
+        else:
+            distiller(wanted, folder, options, Watch()).train()
+            tokens = [wanted.prompts * wanted.group * wanted.tokens] * len(seconds)  # there is no reward to count them
     assert len(seconds) == len(tokens) == wanted.steps + 1, (seconds, tokens)
     return {
         "step_s_median": statistics.median(seconds[1:]), "steps_s": seconds,
@@ -200,19 +206,38 @@ def trainer(
     wanted: argparse.Namespace, folder: str, options: dict[str, Any], adapter: Any, rows: list[Any], reward: Any, watch: Any,
     tools: type | None = None,
 ) -> Any:  # fmt: skip
-    """TRL's trainer in float32, silent; what `options` leave out is TRL's default."""
+    """TRL's trainer; what `options` leave out is TRL's default."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    config = GRPOConfig(
-        output_dir=folder, use_cpu=wanted.device == "cpu", bf16=False, model_init_kwargs={"dtype": "float32"}, seed=wanted.seed,
-        report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, **options,
-    )  # fmt: skip
+    config = GRPOConfig(**common(wanted, folder), **options)
     rows = Dataset.from_list(rows)
     with_tools = {} if tools is None else {"environment_factory": tools}
     return GRPOTrainer(
         wanted.model, reward, args=config, train_dataset=rows, peft_config=adapter, callbacks=[watch], **with_tools
     )
+
+
+def distiller(wanted: argparse.Namespace, folder: str, options: dict[str, Any], watch: Any) -> Any:
+    """TRL's trainer for distillation on the student's samples, by the reverse KL over the whole vocabulary. It samples one
+    completion of each question: its batch has as many questions as a batch of GRPO has completions."""
+    from datasets import Dataset
+    from trl import DistillationConfig, DistillationTrainer
+
+    kept = {name: value for name, value in options.items() if name not in ("loss_type", "beta", "num_generations")}
+    config = DistillationConfig(beta=1.0, teacher_model_init_kwargs={"dtype": "float32"}, **common(wanted, folder), **kept)
+    rows = Dataset.from_list([{"prompt": one["prompt"]} for one in questions()])
+    return DistillationTrainer(
+        wanted.model, wanted.teacher, args=config, train_dataset=rows, peft_config=lora(wanted.rank), callbacks=[watch]
+    )
+
+
+def common(wanted: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """The settings of both trainers: float32, and silent."""
+    return {
+        "output_dir": folder, "use_cpu": wanted.device == "cpu", "bf16": False, "model_init_kwargs": {"dtype": "float32"},
+        "seed": wanted.seed, "report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True,
+    }  # fmt: skip
 
 
 def questions() -> list[dict[str, Any]]:
