@@ -73,7 +73,7 @@ def refuse_type(form: str | None, dtype: str | None) -> None:
 
 
 def export_summary(summary: dict[str, Any]) -> str:
-    """What was written."""
+    """What was written, in words."""
     is_lora = summary["as"] == "lora"
     what = f"a LoRA of rank {summary['rank']} for {summary['base']}" if is_lora else f"a whole model in {summary['dtype']}"
     return f"{what}, {summary['bytes'] / 1e6:,.1f} MB in {counted(len(summary['files']), 'file')}"
