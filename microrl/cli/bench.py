@@ -31,7 +31,7 @@ Teacher = Annotated[
     typer.Option(
         metavar="MODEL",
         help="Distil from this model, by the KL over the whole vocabulary, instead of GRPO.",
-        show_default="no teacher",
+        show_default="none: GRPO",
     ),
 ]
 ShapeOption = Annotated[Shape, typer.Option(help="Size of the model, whose weights are random; 1.5b is Qwen2.5-1.5B's.")]

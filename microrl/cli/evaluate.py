@@ -36,7 +36,7 @@ EXAMPLES = """
     seed=dict(
         key="evaluation.seed", help="Seed of sampling; the problems stay the same.", default="the run's or the protocol's, else 0"
     ),
-    engine=dict(help=f"{options.ENGINES}; need not be the training engine.", default="auto"),
+    engine=dict(help=f"{options.ENGINES}. It may differ from the engine used in training.", default="auto"),
     env=dict(default="the run's, else none"),
 )  # fmt: skip
 def evaluate(

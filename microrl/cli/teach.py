@@ -39,7 +39,7 @@ GENERATED = "arithmetic"
         default="the training temperature",
     ),
     hours=dict(help="Time limit in hours, loading included; checked after every 512 completions.", default="none"),
-    engine=dict(help=f"{options.ENGINES}; need not be the training engine.", default="auto"),
+    engine=dict(help=f"{options.ENGINES}. It may differ from the engine used in training.", default="auto"),
 )  # fmt: skip
 def teach(
     *,

@@ -182,7 +182,6 @@ def _local_teacher(work: Work, say: Callable[[str], None]) -> Iterator[Work]:
     if work.teacher is None:
         yield work
         return
-    check_model(work.teacher, "--teacher")
     with local_folder(work.teacher, say) as folder:
         yield replace(work, teacher=str(folder))
 
