@@ -49,6 +49,9 @@ of a step's time on the tiny model, where small operations cost as much as large
 SHRUNK_ABOVE, MAX_SHRINKS = 30, 3
 """With `optim.step_kl`, a step that has moved the policy so many times as far as it should is taken back in part, and so often at
 most. After SFT, SmolLM2's first step at the automatic rate was 10,000 times too large: nothing was right any more."""
+ABOVE_ROUNDING = 0.03
+"""Nats per token: far above what rounding to 16 bits makes of any change of the weights, however small. On SmolLM2 in bfloat16
+that is 1e-3 to 2e-3."""
 FIXED = 4
 """With a fixed rate, the first step is measured, and then always one that is so many times as late: 1, 4, 16 and so on. That
 takes a hundredth of the tiny model's run of 4 steps, and half of that of its run of 100."""

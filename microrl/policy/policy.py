@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from microrl import algorithm, clock
+from microrl import algorithm
 from microrl.adapters.attach import attach
 from microrl.algorithm.batch import Batch, Row, sample_without_gradient, split_evenly
 from microrl.algorithm.grpo import Tokens
@@ -25,7 +25,6 @@ from microrl.config import RunConfig
 from microrl.config.schema import OptimConfig
 from microrl.errors import UserError
 from microrl.limits import SCORED
-from microrl.models import gpu
 from microrl.models.forward import Head, sequence_logprobs
 from microrl.models.load import Progress, unseen
 from microrl.models.tensors import not_finite
@@ -171,27 +170,22 @@ class Policy:
             sample_without_gradient(rows, self._has_gradient) for rows in split_evenly(batch, self._optim.prompts_per_update)
         ]
         attempt = partial(self._steps, minibatches, check_deadline, progress)
-        watched = step_kl.every(SCORED, batch.rows) if measures_kl and any(map(self._has_gradient, batch.rows)) else []
-        began_s = clock.now_s()
-        before = retry_with_smaller_microbatches(self, minibatches, partial(self.logprobs, watched, check_deadline))
-        kept = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters] if watched and target_kl else []
-        measuring_s = gpu.done_s() - began_s if watched else 0.0
+        size = None
+        if measures_kl and any(map(self._has_gradient, batch.rows)):
+            watched = step_kl.every(SCORED, batch.rows)
+
+            def score(check: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
+                return retry_with_smaller_microbatches(self, minibatches, partial(self.logprobs, watched, check))
+
+            size = step_kl.StepSize(watched, self.parameters, score, check_deadline, target=target_kl, dtype=self.adapter.dtype)
         with self.threads():
             metrics = self.run(minibatches, attempt)
         self.is_consistent = False
         self.version += 1
-        if metrics.grad_norms and watched:
-            began_s = gpu.done_s()
-
-            def measure() -> float:
-                after = retry_with_smaller_microbatches(self, minibatches, partial(self.logprobs, watched))
-                return step_kl.kl(before, after, watched)
-
-            metrics.moved = measure()
-            if kept and target_kl:
-                metrics.fraction, metrics.moved = step_kl.shrink(self.parameters, kept, metrics.moved, target_kl, measure)
-            measuring_s += clock.now_s() - began_s
-        metrics.step_kl_s = measuring_s
+        if size is not None:
+            if metrics.grad_norms:
+                metrics.fraction, metrics.moved = size.limited()
+            metrics.step_kl_s = size.seconds
         return metrics.result()
 
     def run(self, minibatches: Sequence[Sequence[Row]], attempt: Callable[[], Result]) -> Result:

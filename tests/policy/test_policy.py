@@ -561,6 +561,39 @@ def test_the_size_of_a_step_is_the_divergence_of_the_weights_after_it_from_those
     assert policy.update(Batch(rows, batch.groups, 1), 1e-3, measures_kl=True).step_kl is None, "nothing has moved"
 
 
+def sure(dtype):
+    """A model about as sure of its tokens as a trained one. In bfloat16, rounding alone is a KL of 1e-3 to 5e-3 here."""
+    model = random_model("llama")
+    model.lm_head.weight.mul_(3)
+    return model.to(dtype)
+
+
+@pytest.mark.parametrize("target", [2e-4, None])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_to_16_bits_is_not_taken_for_a_step(dtype, target):
+    batch = ragged_batch(groups=12)
+    for lr in (1e-6, 3e-5):
+        exact, rounded, twin = (with_adapter(sure(one)) for one in (torch.float32, dtype, dtype))
+        expected = exact.update(batch, lr, measures_kl=True).step_kl
+        found = rounded.update(batch, lr, measures_kl=True, target_kl=target)
+        twin.update(batch, lr)
+        assert found.fraction == 1.0 and all(map(torch.equal, rounded.parameters, twin.parameters)), "measuring changes nothing"
+        assert expected / 3 < found.step_kl < 3 * expected
+
+
+def test_a_steered_rate_is_about_the_same_in_16_bits():
+    """Steered by the KL of rounding, it ends a hundred times lower."""
+    found, batch, target = {}, ragged_batch(groups=12), 2e-4
+    for dtype in (torch.float32, torch.bfloat16):
+        policy, steering, peak = with_adapter(sure(dtype)), Steering(), 1e-4
+        for step in range(10):
+            update = policy.update(Batch(batch.rows, batch.groups, step), peak, measures_kl=True, target_kl=target)
+            steering.learn(peak * update.fraction, peak * update.fraction, update.step_kl, target)
+            peak = steering.rate
+        found[dtype] = peak
+    assert found[torch.float32] / 2 < found[torch.bfloat16] < 2 * found[torch.float32], found
+
+
 @pytest.mark.parametrize("lr", [3e-2, 0.3])
 def test_a_step_that_is_far_too_large_is_the_step_at_a_lower_rate(lr):
     """As after SFT, where the first step's rate is guessed. A step that is not so large stays as it is, to the bit."""
@@ -589,6 +622,12 @@ def test_a_step_that_left_everything_behind_is_shrunk_as_well(moved):
         and fraction == pytest.approx(1e-2 * math.sqrt(1e-4 / 0.5))
         and torch.allclose(weight, torch.tensor(fraction))
     )
+
+
+def test_a_rank_that_adalora_has_cut_stays_cut_in_a_step_that_is_shrunk():
+    weight = torch.tensor([1.0, 0.0])
+    step_kl.shrink([weight], [torch.tensor([3.0, 5.0])], 1.0, 1e-2, lambda: 1e-2)
+    assert weight.tolist() == pytest.approx([2.8, 0.0])
 
 
 @pytest.mark.parametrize("sensitivity", [1e-3, 1.0, 1e3, 1e6])
