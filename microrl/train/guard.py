@@ -24,7 +24,7 @@ from microrl.files import OF_ANOTHER_VERSION, BadFile, absent, said_first
 from microrl.report.updates import advise
 from microrl.run import checkpoint, idle, names
 from microrl.run.metrics import MetricsRow
-from microrl.train.guard_rules import LOWER_TO, RULES, VALIDATED, Action, Memory, Rule, risen
+from microrl.train.guard_rules import LOWER_TO, RULES, SCHEDULED, VALIDATED, Action, Memory, Rule, risen
 
 if TYPE_CHECKING:
     from microrl.train.run import Run
@@ -272,10 +272,10 @@ def act(run: Run, row: MetricsRow, step: int) -> None:
     note(f"guard, {verdict_text}" + (f". What to do: {advice}" if advice else ""))
     run.state.is_stopped = verdict.action == "stop"
     if verdict.action == "rollback" or (verdict.action == "stop" and run.guard.has_seen_an_update):
-        _load_best_weights(run, step, verdict.action)
+        _load_best_weights(run, row, step, verdict.action)
 
 
-def _load_best_weights(run: Run, step: int, action: Action) -> None:
+def _load_best_weights(run: Run, row: MetricsRow, step: int, action: Action) -> None:
     best = checkpoint.best(run.folder.path / names.CHECKPOINTS, run.state)
     if best is None and action == "stop":
         return
@@ -284,8 +284,11 @@ def _load_best_weights(run: Run, step: int, action: Action) -> None:
         return
     try:
         with run.watch.phase("save"):
+            steering = checkpoint.read_state(best).steering
             checkpoint.load_weights(best, run.policy)
-        lr = (run.state.steering.rate or float(run.config.optim.lr)) * run.guard.lr_factor
+        if action == "rollback":  # what steering has learned since is of the weights that are gone
+            run.state.steering = steering
+        lr = (steering.rate or float(run.config.optim.lr)) * run.guard.lr_factor * row[SCHEDULED]
         halved = f" and halved the learning rate to {lr:g}" if action == "rollback" else ""
         made = run.state.validation.best_step or 0
         origin = f"from after step {made}" if made else "from before the first step"

@@ -403,6 +403,18 @@ def test_a_collapse_is_rolled_back_and_the_run_goes_on(microrl, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_steered_run_goes_back_to_the_rate_of_the_restored_weights(microrl, tmp_path):
+    """To half of it: what steering has learned of the weights that are gone says nothing of the restored ones."""
+    verdicts, rows = guarded_run(microrl, tmp_path / "run", "--steps", 12, "--set", "guard.grad_norm=1e-3")
+    first, rates = verdicts[0]["step"], [row["optim/lr"] for row in rows]
+    assert verdicts[0]["rule"] == "grad_norm" and not 0.9 < rates[first] / rates[0] < 1.1, "steering has changed it"
+    assert rates[first + 1] == pytest.approx(rates[0] / 2) and rows[first + 1]["policy/step_kl"] is not None
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    said = next(event["message"] for event in events if event["kind"] == "rolled back")
+    assert said == f"restored the weights from before the first step and halved the learning rate to {rates[0] / 2:g}"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", ["3.9e-2", "0.13"])
 def test_a_rate_far_too_high_is_seen_at_rank_4_too(microrl, tmp_path, rate):
     """At 300 and 1000 times the rate nothing is right soon.
