@@ -99,12 +99,13 @@ def _title(config: RunConfig, plan: Plan) -> Group:
     verdict = f"fits: {_of_room(plan)}" if plan.fits else f"DOES NOT FIT: {_of_room(plan)}"
     engine = plan.engine + (f", sleep level {plan.sleep} during the update" if plan.sleep not in (None, "off") else "")
     fraction, step_kl = plan.trainable_params / plan.total_params, config.optim.step_kl
+    rate = plan.lr if not config.sft.only or config.sft.lr is None else config.sft.lr
     how = f", then steered to {step_kl:g} nats a step" if step_kl is not None else " (auto)" if config.optim.lr == "auto" else ""
     return Group(
         f"{printable(plan.model)}, {config.adapter.name}, {config.loss.kind} on {plan.device.label}",
         Text(verdict, style="bold" if plan.fits else "bold red"),
         f"parameters: {plan.total_params:,}, trained: {plan.trainable_params:,} ({fraction:.2%}), learning rate "
-        f"{plan.lr:.3g}{how}",
+        f"{rate:.3g}{', falling to 0' if config.sft.only else how}",
         f"engine: {engine}" + (f"; served {plan.served}" if plan.engine != "vllm" else ""),
         *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" and plan.fits else []),
         f"each step: {_batch(config, plan)}" + (_pieces(plan) if plan.fits else ""),

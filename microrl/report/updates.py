@@ -51,8 +51,7 @@ def cause_of(history: History, row: MetricsRow) -> idle.Cause | None:
 def advise(rule: str, setting: idle.Setting, *, has_collapsed: bool = False) -> str:
     """What to change where this rule of the guard has triggered; `has_collapsed`: because a policy has that could learn."""
     advice = LOWER if has_collapsed else RULES.get(rule, LOWER)
-    limit, step_kl = setting("sampling.max_completion_tokens"), setting("optim.step_kl")
-    return advice.format(rate=idle.rate_of(setting), limit=limit, step_kl=step_kl)
+    return advice.format(rate=idle.rate_of(setting), limit=setting("sampling.max_completion_tokens"))
 
 
 def advice_on(cause: idle.Cause, history: History, row: MetricsRow | None = None) -> str:

@@ -37,7 +37,7 @@ def facts(history: History) -> list[tuple[str, str]]:
         "data": setting("data.name", UNKNOWN),
         "adapter": _adapter(history),
         "trained": _trained(history),
-        "loss": f"{setting('loss.kind', UNKNOWN)}, beta {setting('loss.beta', '?')}, learning rate {_rate(history)}",
+        **({} if setting("sft.only") is True else {"loss": _loss(history)}),
         **({} if (teacher := setting("distill.teacher")) is None else {"teacher": str(teacher)}),
         **_sft(history),
         "sampling": "{} prompts x {} completions a step, at most {} tokens, temperature {}".format(*sampling),
@@ -148,6 +148,11 @@ def _number(value: Any, form: str) -> str:
 
 def _time(hours: Any) -> str:
     return UNKNOWN if finite(hours) is None else time_in_words(hours)
+
+
+def _loss(history: History) -> str:
+    kind, beta = history.setting("loss.kind", UNKNOWN), history.setting("loss.beta", "?")
+    return f"{kind}, beta {beta}, learning rate {_rate(history)}"
 
 
 def _rate(history: History) -> str:

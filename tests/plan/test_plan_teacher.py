@@ -130,8 +130,8 @@ def test_the_command_counts_a_teacher(inside):
 
 
 def test_a_run_of_sft_alone_is_said_not_to_be_estimated():
-    done = in_process("plan", "quickstart", "--gpu", "h100", "--hours", "1", "--set", "sft.only=true")
+    done = in_process("plan", "quickstart", "--gpu", "h100", "--hours", "1", "--set", "sft.only=true", "--set", "sft.lr=3e-4")
     page = " ".join(done.stdout.split())
     assert done.returncode == 0 and "a run of SFT alone: its steps are not estimated" in page
-    assert " min of SFT, 1 h at $" in page and "groups (" not in page
+    assert " min of SFT, 1 h at $" in page and "groups (" not in page and "learning rate 0.0003, falling to 0" in page
     assert "too slow" not in in_process("plan", "quickstart", "--hours", "1", "--set", "sft.only=true").stdout

@@ -194,6 +194,7 @@ def test_starvation_is_named(tmp_path):
         few.rows.clear()
         few.config["sft"]["only"] = True
         assert said in {one.kind: one.message for one in judge(few).findings}["few updates"]
+        assert "loss" not in dict(facts(few)), "nor a steered rate"
     (one,) = judge(history(tmp_path / "mostly SFT, clear", steps=5, **timed)).findings
     assert "the gain may be SFT's alone" in one.message and not one.is_serious
     stopped = judge(history(tmp_path / "stopped", steps=5, status="stopped", **unclear)).findings
