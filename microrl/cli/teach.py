@@ -157,10 +157,10 @@ def _asked(teacher: str, sets: list[str], flags: dict[str, Any]) -> tuple[Any, P
     # How its run was trained is no matter here.
     tree = {**given, **{key: plain[key] for key in ("init", "loss", "distill", "sft", "track")}}
     tree |= {"evaluation": given["evaluation"] | {"max_completion_tokens": None}}
-    trained_at = override(tree, {}, sets).sampling.temperature
-    flags["evaluation.temperature"] = trained_at if flags["evaluation.temperature"] is None else flags["evaluation.temperature"]
-    fixed = {"evaluation.pass_k": (1,), "evaluation.top_p": 1.0}
-    config = override(tree, {**flags, **fixed}, sets)
+    flags = {**flags, "evaluation.pass_k": (1,), "evaluation.top_p": 1.0}
+    if flags["evaluation.temperature"] is None:
+        flags["evaluation.temperature"] = override(tree, flags, sets).sampling.temperature
+    config = override(tree, flags, sets)
     if config.env.target is not None:
         raise UserError(
             f"{teacher} calls tools, but `microrl teach` stores only single answers",

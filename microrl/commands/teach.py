@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from microrl.commands.evaluation_job import for_all
 from microrl.commands.weights import opened, trained
 from microrl.config import RunConfig
 from microrl.config.paths import TEACH
+from microrl.config.resolve import leaves
 from microrl.data import taught
 from microrl.data.load import load_questions, split
 from microrl.data.prompts import none_fits, render_all
@@ -40,6 +42,8 @@ from microrl.rollout.preflight import select_engine
 from microrl.run import data_record
 from microrl.run.console import FAIR, RunConsole
 from microrl.run.teacher import RAW
+from microrl.terminal import counted
+from microrl.train.cleaning import named_benchmarks, nearly_the_same
 from microrl.train.questions import check_golds, pick_questions
 from microrl.train.setup import load_model
 from microrl.train.teacher import teacher_sha256
@@ -81,6 +85,10 @@ def teach(
         console.status("reading the data")
         everything = load_questions(config.data)
         pool = split(everything, config.data.held_out, config.data.validation).training
+        near = nearly_the_same([question.text for question in pool], named_benchmarks(config))
+        for why, count in Counter(near.values()).items():
+            console.note(f"{counted(count, 'question')} left out: {why}")
+        pool = [question for question in pool if question.text not in near]
         questions = check_golds(pick_questions(pool, config.evaluation.problems, config.seed), scorer, config, None, console)
         model, tokenizer = load_model(config, console)
         snapshot = BASE if adapter is None else trained(adapter, config, model)
@@ -108,7 +116,9 @@ def teach(
         if is_resumed:
             _refuse_another(folder, record)
             if len(record.parts) == len(parts):
-                return taught.read_record(folder)  # nothing is left to do
+                record.is_done = True  # perhaps the process was killed before it could say so
+                _write_record(folder, record)
+                return record
         _write_record(folder, record)
         one = Teacher(
             model, snapshot, temperature=config.sampling.temperature, fp32_head=config.model.head_dtype == "float32"
@@ -196,10 +206,10 @@ class _Teaching:
 
         The micro-batches follow from the lines alone, and so do the last bits, unless memory runs out.
         """
-        self.console.status(f"scoring {len(lines)} completions")
         rows = [Row(line.prompt_ids, line.token_ids, (), 0.0, True, number) for number, line in enumerate(lines)]
         scores_by_row: dict[int, tuple[torch.Tensor, ...]] = {}
-        for positions in plan(rows, MICROBATCH, share_prompts=True):
+        batches = plan(rows, MICROBATCH, share_prompts=True)
+        for positions in self.console.progress(batches, len(batches), "scoring completions, micro-batches"):
             scores = self._top([rows[position] for position in positions])
             lengths = [rows[position].length for position in positions]
             scores_by_row |= zip(positions, zip(*(tensor.cpu().split(lengths) for tensor in scores), strict=True), strict=True)
@@ -238,11 +248,18 @@ def _intact(folder: Path) -> list[Part]:
 
 def _refuse_another(folder: Path, record: Record) -> None:
     """Raise UserError where the teacher, its questions or its prompts are not those that the folder was begun with."""
-    before, now = (one.model_dump(exclude={"parts", "is_done", "config"}) for one in (taught.read_record(folder), record))
-    if differing := [key for key, value in now.items() if value != before[key]]:
+    given = (taught.read_record(folder), record)
+    before, now = (dict(leaves(one.model_dump(exclude={"parts", "is_done", "config"}))) for one in given)
+    differing = [
+        f"{key} changed" if key.endswith("sha256") else f"{key} was {before.get(key)} and is {value}"
+        for key, value in now.items()
+        if value != before.get(key)
+    ]
+    if differing:
+        has_other_engine = now["sampling.engine"] != before["sampling.engine"]
+        restore = "resume it where that engine is installed" if has_other_engine else "restore what has changed"
         raise UserError(
-            f"{folder} cannot be continued: {' and '.join(differing)} changed since it was begun",
-            f"restore what has changed, or begin another folder: {taught.NEW}",
+            f"{folder} cannot be continued: {'; '.join(differing)}", f"{restore}, or begin another folder: {taught.NEW}"
         )
 
 

@@ -124,12 +124,13 @@ def to_sft_examples(
     progress: Callable[[Iterable], Iterable] = iter,
     tools: Tools = (),
     converse: Converse | None = None,
+    refused: Mapping[str, str] = {},
 ) -> Examples:
     """The solutions that may be trained on and fit, rendered like the training prompts.
 
     `tools`: as for `render`. `converse` makes an example of a conversation; None: only one of a single turn is trained on.
-    Held-out and validation questions are never included: the hash of the text decides, as in `load.split`. Raises UserError if
-    no solution is left.
+    Held-out and validation questions are never included: the hash of the text decides, as in `load.split`. `refused`: questions
+    that are not included either, and why. Raises UserError if no solution is left.
     """
     data, examples, left_out = config.data, [], Counter[str]()
     is_held_out = _held_out(data)
@@ -150,6 +151,8 @@ def to_sft_examples(
             left_out["with a solution that is too long"] += 1
         elif is_held_out(solution.question):
             left_out["held out"] += 1
+        elif solution.question in refused:
+            left_out[refused[solution.question]] += 1
         else:
             prompt = asked(solution.question)
             if stored is not None and solution.stored is not None:

@@ -54,20 +54,29 @@ def _text(question: Question) -> str:
     return " ".join(question.text.split())
 
 
+def named_benchmarks(config: RunConfig) -> dict[str, list[Question]]:
+    """The questions of the benchmarks in `data.decontaminate`. Raises UserError for one that is not there."""
+    return {catalogue.benchmark(name).name: load_questions(config.data.for_benchmark(name)) for name in config.data.decontaminate}
+
+
+def nearly_the_same(texts: Iterable[str], benchmarks: Mapping[str, Sequence[Question]]) -> dict[str, str]:
+    """Of these questions, those that are near-duplicates of a benchmark's, and why they are left out."""
+    unique = list(dict.fromkeys(texts)) if benchmarks else []
+    found = overlaps(unique, {name: [question.text for question in questions] for name, questions in benchmarks.items()})
+    near = [(unique[pair.training], name) for name, pairs in found.items() for pair in pairs if pair.is_near]
+    return {text: f"nearly the same as in {name}" for text, name in reversed(near)}  # the first benchmark names it
+
+
 def without_contamination(
-    config: RunConfig,
     training: Sequence[Question],
+    named: Mapping[str, Sequence[Question]],
     parts: Mapping[str, Sequence[Question]],
     folder: RunFolder,
     console: RunConsole,
 ) -> tuple[list[Question], Counter[str]]:
-    """The training questions without near-duplicates of the benchmarks in `data.decontaminate`, and how many were left out for
-    each. Overlaps with them and with `parts`, the run's own evaluations, are kept in the run folder. Raises UserError for a
-    benchmark that is not there."""
+    """The training questions without near-duplicates of the `named` benchmarks, and how many were left out for each. Overlaps
+    with them and with `parts`, the run's own evaluations, are kept in the run folder."""
     console.status("comparing the training questions with the evaluations")
-    named = {
-        catalogue.benchmark(name).name: load_questions(config.data.for_benchmark(name)) for name in config.data.decontaminate
-    }
     benchmarks = {**parts, **named}
     overlaps_by_benchmark = overlaps(
         [question.text for question in training],

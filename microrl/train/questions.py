@@ -31,6 +31,8 @@ from microrl.train.cleaning import (
     BAD_GOLD,
     REPEATED,
     distinct,
+    named_benchmarks,
+    nearly_the_same,
     report_left_out,
     report_reading,
     without_contamination,
@@ -52,6 +54,8 @@ class Questions(NamedTuple):
     validation: list[Question]
     solutions: list[Solution] | None
     """None if there is no supervised phase or it is over."""
+    refused: dict[str, str]
+    """The questions of `solutions` that are not trained on, and why."""
     left_out: dict[str, Counter[str]]
     """Number of questions left out of each part, by the reason."""
 
@@ -93,7 +97,8 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
         left_out[part] = Counter({BAD_GOLD: sizes[0] - sizes[1], REPEATED: sizes[1] - sizes[2]})
     training, held_out, validation = splits[-1]
     evaluated = {"held-out": held_out, "validation": validation}
-    training, contaminated = without_contamination(config, training, evaluated, folder, console)
+    named = named_benchmarks(config)
+    training, contaminated = without_contamination(training, named, evaluated, folder, console)
     left_out["training"] += contaminated
     if not training:
         raise UserError(
@@ -101,7 +106,8 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
             f"for example --set data.held_out=0.05 --set data.validation=0.05 (now {config.data.held_out} and "
             f"{config.data.validation}; their sum must be below 1)",
         )
-    return Questions(training, held_out, validation, solutions, left_out)
+    refused = nearly_the_same((solution.question for solution in solutions or ()), named)
+    return Questions(training, held_out, validation, solutions, refused, left_out)
 
 
 def check_golds(
@@ -171,12 +177,13 @@ def render_prompts(
         *rendered,
         []
         if questions.solutions is None
-        else _sft_examples(questions.solutions, tokenizer, config, folder, console, environment),
+        else _sft_examples(questions.solutions, questions.refused, tokenizer, config, folder, console, environment),
     )
 
 
 def _sft_examples(
     solutions: list[Solution],
+    refused: dict[str, str],
     tokenizer: Any,
     config: RunConfig,
     folder: RunFolder,
@@ -187,7 +194,7 @@ def _sft_examples(
     kind = None if environment is None else environment.only
     tools = () if kind is None else kind.interface.tools
     converse = None if kind is None else Demonstrations(kind, tokenizer, config.data.thinking).example
-    examples, left_out = to_sft_examples(solutions, tokenizer, config, progress, tools, converse)
+    examples, left_out = to_sft_examples(solutions, tokenizer, config, progress, tools, converse, refused)
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     if left_out:
         folder.event("solutions left out", f"{why}; {counted(len(examples), 'solution')} used", reasons=left_out)

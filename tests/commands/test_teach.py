@@ -8,6 +8,7 @@ import masking_teacher
 import pytest
 import torch
 from command_line import in_process
+from row_files import write
 from safetensors.torch import load, load_file
 from whole_runs import rows, start
 
@@ -15,10 +16,12 @@ from microrl.adapters.folder import read
 from microrl.algorithm.batch import Row
 from microrl.commands.teach import _Teaching
 from microrl.config import resolve
+from microrl.config.catalogue import DATASETS
 from microrl.config.paths import is_taught
 from microrl.data import taught as folders
 from microrl.data.load import content_fraction
 from microrl.data.sft_examples import load_solutions, to_sft_examples
+from microrl.data.sources import own_copy
 from microrl.errors import MachineFailure
 from microrl.models.load import load_tokenizer
 from microrl.models.tiny import build_model, build_tokenizer
@@ -120,6 +123,30 @@ def test_parts_that_are_lost_are_written_again_with_the_same_bits(taught, inside
     assert inside("teach", "--resume", out).returncode == 0 and content(out) == whole and not calls
 
 
+def test_a_folder_whose_end_was_not_written_down_is_finished(taught, inside, tmp_path):
+    """A kill between the last part and the last word about it."""
+    out = shutil.copytree(taught[0], tmp_path / "out")
+    record = json.loads((out / "teach.json").read_text())
+    (out / "teach.json").write_text(json.dumps(record | {"is_done": False}))
+    assert inside("teach", "--resume", out).returncode == 0
+    assert folders.read_record(out).is_done and folders.refuse_cut_short(out).questions == record["questions"]
+    (out / "teach.json").write_text(json.dumps(record | {"sampling": record["sampling"] | {"engine": "vllm"}}))
+    said = " ".join(inside("teach", "--resume", out).stderr.split())
+    assert "cannot be continued: sampling.engine was vllm and is transformers hint: resume it where that engine is" in said
+
+
+def test_a_benchmarks_questions_are_not_asked(asked, inside, taught, tmp_path, monkeypatch):
+    """Nor those of a buffer that only the flag makes room for refused."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    question = lines_of(taught[0])[0]["question"]
+    write(own_copy(DATASETS["math500"]) / "test.jsonl", [{"problem": question, "answer": "1"}])
+    sets = ("--set", 'data.decontaminate=["math500"]', "--max-tokens", 40, "--set", "reward.overlong.buffer=39")
+    done = inside(*asked, *sets, "--problems", 40, "--out", tmp_path / "out")
+    assert done.returncode == 0 and "1 question left out: nearly the same as in math500" in done.stderr, done.stderr
+    asked_now = {line["question"] for line in lines_of(tmp_path / "out")}
+    assert question not in asked_now and len(asked_now) > 10
+
+
 def test_a_teacher_that_was_exchanged_does_not_go_on(model_folder, wares, inside, tmp_path):
     model, out = shutil.copytree(model_folder, tmp_path / "model"), tmp_path / "out"
     flags = ["--data", wares / "sums.jsonl", "--set", "data.system=", "--problems", 2, "--samples", 1, "--max-tokens", 4]
@@ -127,7 +154,9 @@ def test_a_teacher_that_was_exchanged_does_not_go_on(model_folder, wares, inside
     assert inside("teach", "--resume", out).returncode == 0
     build_model(build_tokenizer(), seed=5).save_pretrained(model)
     done = inside("teach", "--resume", out)
-    assert done.returncode == 2 and f"{out} cannot be continued: teacher changed" in " ".join(done.stderr.split()), done.stderr
+    assert done.returncode == 2 and f"{out} cannot be continued: teacher.sha256 changed" in " ".join(done.stderr.split()), (
+        done.stderr
+    )
 
 
 def test_the_limit_of_time_ends_it_between_two_parts(asked, inside, tmp_path, monkeypatch):

@@ -283,7 +283,7 @@ def test_a_teacher_that_has_changed_does_not_go_on(folder, inside, wares, tmp_pa
     settings = json.loads((run / "final" / "adapter_config.json").read_text())
     (run / "final" / "adapter_config.json").write_text(json.dumps(settings, indent=7))
     done = inside("teach", "--resume", folder)
-    assert done.returncode == 2 and "cannot be continued: teacher changed since" in " ".join(done.stderr.split())
+    assert done.returncode == 2 and "cannot be continued: teacher.sha256 changed" in " ".join(done.stderr.split())
     shutil.rmtree(run)
     done = inside("teach", "--resume", folder)
     assert done.returncode == 2 and "is gone: there is no folder" in " ".join(done.stderr.split())

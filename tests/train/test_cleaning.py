@@ -162,6 +162,14 @@ def test_questions_of_a_named_benchmark_are_left_out(prepared, monkeypatch, tmp_
     of = found.folder.read_if_there(names.CONTAMINATION, contamination.Record).of("MATH-500")
     assert (of.questions, of.overlapping, of.near, of.removed) == (2, 2, 1, 1)
 
+    write(tmp_path / "solved.jsonl", [row | {"solution": "so"} for row in given(LONG.format(7), "question 1", LONG.format(7))])
+    found = prepared(
+        given("question 2"), "data.held_out=0", "data.validation=0", 'data.decontaminate=["math500"]',
+        f"sft.data={tmp_path / 'solved.jsonl'}", "sft.steps=1",
+    )  # fmt: skip
+    assert [one.prompt.question for one in found.prompts.sft_examples] == ["question 1"], "answers of others are no way around it"
+    assert found.events["solutions left out"]["reasons"] == {"nearly the same as in math500": 2}
+
 
 def test_a_benchmark_that_is_not_there_or_not_known(prepared):
     with pytest.raises(UserError, match="the hub cannot be reached"):
