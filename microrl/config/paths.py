@@ -87,8 +87,12 @@ def is_taught(name: str) -> bool:
 
 
 def shown(name: str) -> str:
-    """A data set's name for publication: a local file or folder without the folders around it."""
-    return Path(name).name if is_data_file(name) or os.path.isabs(name) else name
+    """The name of a data set or teacher for publication: a local file or folder without the folders around it. That of a run's
+    `best/` or `final/` begins with the run's."""
+    path = Path(name)
+    if not is_data_file(name) and not path.is_absolute():
+        return name
+    return "/".join(path.parts[-2:]) if path.name in ("best", "final") else path.name
 
 
 def absolute(config: RunConfig) -> RunConfig:

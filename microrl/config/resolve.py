@@ -29,11 +29,11 @@ def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = 
     of the layers below, and one that sets `lr` or `step_kl` replaces both. Raises UserError.
     """
     config = override(of_presets(preset_names), flags or {}, sets)
-    _refuse_unread(config)
+    refuse_unread(config)
     return config
 
 
-def _refuse_unread(config: RunConfig) -> None:
+def refuse_unread(config: RunConfig) -> None:
     """Raise UserError for a key that distillation without rewards does not read. Only for a new run: earlier ones with such a key
     stay readable."""
     if not isinstance(config.loss, DistillLossConfig) or config.distill.reward_weight:

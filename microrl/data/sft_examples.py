@@ -65,7 +65,7 @@ class Examples(NamedTuple):
 def load_solutions(config: RunConfig) -> list[Solution]:
     """Every row of the SFT data, with an empty text if it has no solution. Raises UserError."""
     settings, data = config.sft, config.data
-    if settings.data is not None and is_taught(settings.data):
+    if settings.data is not None and (config.has_stored_teacher or is_taught(settings.data)):  # even if it is gone
         return [Solution(line.question, line.text, stored=one) for line, one in taught.stored(Path(settings.data), config)]
     if settings.data is not None and settings.data != data.name:
         # In another data set, only the question column may have the same name.

@@ -153,6 +153,8 @@ def _candidates(work: Workload) -> Iterator[Fix]:
     if work.has_vllm and getattr(config.engine, "sleep", None) != 2:
         why = "the engine drops its weights while the trainer works; costs about a second per step"
         yield Fix({"engine.sleep": 2}, why)
+    if _has_a_second_model(work) and not work.device.is_cpu and config.distill.quant is None:
+        yield Fix({"distill.quant": "nf4"}, "the teacher in 4 bits")
     if not work.checkpoints_activations:
         yield Fix({"model.gradient_checkpointing": True}, "activation recomputation: less memory, a slower update")
     limit = work.limit // 2
@@ -204,7 +206,13 @@ def _larger_card(work: Workload) -> str:
         candidate = work.changed(work.config, device)
         if not conflicts(candidate) and memory.estimate_memory(candidate, device.memory_gb * GB).fits(device.memory_gb * GB):
             return f"--gpu {device.name}: no setting makes this model fit here; the cheapest GPU that fits it: {device.label}"
+    if _has_a_second_model(work):
+        return "--teacher SMALLER, or --model SMALLER: these two do not fit together on any known GPU"
     return "--model SMALLER: this model does not fit on any known GPU"
+
+
+def _has_a_second_model(work: Workload) -> bool:
+    return work.teacher is not None and not work.teacher.is_shared
 
 
 def episodes(config: RunConfig, tool_tokens: int) -> list[str]:

@@ -239,8 +239,11 @@ def _steps(work: Workload, timing: Timing) -> tuple[int, float, float]:
 
 
 def _sft_step_s(work: Workload, timing: Timing) -> float:
-    """A supervised step: its share of an update's rows."""
-    return timing.step["update"] * work.config.sft.batch / work.rows
+    """A supervised step: its share of an update's rows, without what only reinforcement learning and distillation compute."""
+    parts = timing.update.parts
+    left_out = sum(parts.get(name, 0.0) for name in ("teacher", "log-probabilities before", "size of the step"))
+    update_s = timing.step["update"] * (1 - left_out / sum(parts.values()))
+    return update_s * work.config.sft.batch / work.rows
 
 
 def _sft_s(work: Workload, timing: Timing) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from microrl.config import RunConfig
@@ -89,7 +89,10 @@ class Workload:
 
     def changed(self, config: RunConfig, device: Device | None = None) -> Workload:
         """The same with another configuration, or on another card."""
-        return Workload.from_config(config, self.shape, device or self.device, self.tool_tokens, self.teacher)
+        teacher = self.teacher
+        if teacher is not None and config.distill.quant != self.config.distill.quant:
+            teacher = replace(teacher, quant=config.distill.quant)
+        return Workload.from_config(config, self.shape, device or self.device, self.tool_tokens, teacher)
 
     @property
     def dtype_bytes(self) -> int:

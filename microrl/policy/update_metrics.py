@@ -130,7 +130,10 @@ class UpdateMetrics:
         if teacher is not None:
             sums["distill_kl"] += total(mismatch(old_BT, teacher.logprobs_BT))  # 0 outside of the mask
             known_BT = teacher.logprobs_BT.isfinite() & mask_BT
-            sums["teacher_entropy"] += total(teacher.entropy_BT.where(known_BT, 0.0))
+            known_B = known_BT.sum(1)
+            entropy_B = teacher.entropy_BT.where(known_BT, 0.0).sum(1, dtype=torch.float64) / known_B.clamp(min=1)
+            sums["teacher_entropy"] += float((entropy_B * represents_B).sum())  # as the student's: averaged by completion
+            sums["teacher_rows"] += int(((known_B > 0) * represents_B).sum())
             sums["teacher_known"] += int(total(known_BT))
             sums["teacher_impossible"] += int(total(mask_BT & ~known_BT))
         if agrees_BT is not None:
@@ -166,7 +169,7 @@ class UpdateMetrics:
             fraction=self.fraction,
             skipped=self._skipped,
             reason=self.reason,
-            teacher_entropy=sums["teacher_entropy"] / sums["teacher_known"] if "teacher_known" in sums else None,
+            teacher_entropy=sums["teacher_entropy"] / sums["teacher_rows"] if "teacher_rows" in sums else None,
             teacher_impossible=sums.get("teacher_impossible"),
             tokens=self._tokens,
             **{name: sums[name] / self._tokens for name in MEANS if name in sums},

@@ -73,12 +73,14 @@ def _of_memory(work: Workload, card: Card) -> Iterator[Finding]:
     if needed <= card.total_bytes:
         free_of = f"{free / GB:.1f} of the {card.name}'s {card.total_bytes / GB:.1f} GB"
         do = "stop the other processes on this GPU (`nvidia-smi` lists them)"
-        if copy and work.base_bytes <= free:
+        if copy and needed - copy <= free:
             do += ", or use --engine transformers, which needs no copy"
         yield Finding("GPU memory", "problem", f"{work.config.model.name} takes {takes}, but only {free_of} are free", do)
         return
-    fits_alone = copy and work.base_bytes <= card.total_bytes
-    do = "use a smaller model" + (", or --engine transformers, which needs no copy" if fits_alone else "")
+    fits_without_copy = copy and needed - copy <= card.total_bytes
+    do = "use a smaller model" + (", or --engine transformers, which needs no copy" if fits_without_copy else "")
+    if teacher:
+        do += ", a smaller --teacher, or --set distill.quant=nf4, with which the teacher has 4 bits"
     yield Finding("GPU memory", "problem", f"{work.config.model.name} takes {takes}, but the {card.name} has "
                   f"{card.total_bytes / GB:.1f} GB", do)  # fmt: skip
 
@@ -86,16 +88,27 @@ def _of_memory(work: Workload, card: Card) -> Iterator[Finding]:
 def _of_disk(work: Workload, folder: Path | None, runs: int) -> Iterator[Finding]:
     """What is short on the disk of so many runs and on that of the models, which may be the same one."""
     models, place = hub.hub_folder(), folder or hub.hub_folder()
-    download = float(work.weight_bytes) if hub.is_to_be_downloaded(work.config.model.name) else 0.0
-    if download and work.config.budget.hours is not None:
-        name, data = work.config.model.name, work.config.data.name
-        options = f"--model {name}" + (f" --data {shlex.quote(data)}" if data != DataConfig().name else "")
-        says = f"{name} ({download / GB:.1f} GB) is not downloaded yet, and the download would count against --hours"
-        yield Finding("download", "warning", says, f"download it first: `microrl plan {options} --fetch`")
+    sizes_by_name = {work.config.model.name: work.weight_bytes}
+    if work.teacher is not None and (teacher := work.config.asked_teacher) is not None:
+        sizes_by_name[teacher] = work.teacher.shape.parameters * work.dtype_bytes
+    missing = {name: float(size) for name, size in sizes_by_name.items() if hub.is_to_be_downloaded(name)}
+    download = sum(missing.values())
+    if missing and work.config.budget.hours is not None:
+        data = work.config.data.name
+        options = f"--model {work.config.model.name}" + (f" --data {shlex.quote(data)}" if data != DataConfig().name else "")
+        options += "".join(f" --teacher {name}" for name in missing if name != work.config.model.name)
+        are = "is not downloaded yet" if len(missing) == 1 else "are not downloaded yet"
+        listed = " and ".join(f"{name} ({size / GB:.1f} GB)" for name, size in missing.items())
+        says = f"{listed} {are}, and the download would count against --hours"
+        do = f"download {'it' if len(missing) == 1 else 'them'} first: `microrl plan {options} --fetch`"
+        yield Finding("download", "warning", says, do)
     least, most = run_bytes(work) if folder is not None else (0.0, 0.0)
     held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder is not None else 0  # to be resumed
     of_runs = f" of {runs} runs" if runs > 1 else ""
-    parts = [(download, "the model's download"), (max(runs * most - held, 0.0), f"checkpoints, adapters and rollouts{of_runs}")]
+    parts = [
+        (download, "the model's download" if len(missing) < 2 else "the models' download"),
+        (max(runs * most - held, 0.0), f"checkpoints, adapters and rollouts{of_runs}"),
+    ]
     who = "the evaluation needs" if folder is None else "the runs need" if runs > 1 else "the run needs"
     if _existing(models).stat().st_dev == _existing(place).stat().st_dev:
         yield from _short(place, least - held + download, parts, who)

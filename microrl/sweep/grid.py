@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from microrl.config import RunConfig, keys_set, of_presets, override, presets
 from microrl.config.adapter import LowRankConfig, RankedConfig
 from microrl.config.adapters import KINDS
-from microrl.config.resolve import leaves
+from microrl.config.resolve import leaves, refuse_unread
 from microrl.errors import UserError, did_you_mean, invalid_value
 
 ALPHA = ("fixed", "rank", "2rank", "rslora")
@@ -247,7 +247,9 @@ class Grid:
                 sets.append(f"{AXES['adapter']}=rslora")
             elif rule != "fixed":
                 sets.append(f"{AXES['alpha']}={rule}")  # over an alpha that is set, which is the one of `fixed`
-        return applied, override(below, flags, sets)
+        config = override(below, flags, sets)
+        refuse_unread(config)
+        return applied, config
 
 
 def _named(name: str, keys: Mapping[str, Any]) -> Named:

@@ -20,6 +20,7 @@ SHUFFLED = "reinforcement learning with shuffled rewards, as a control"
         (SFT | {"sft.only": True}, "supervised fine-tuning", "sft"),
         (SFT, f"supervised fine-tuning, and then {THEN_RL}", "grpo, reinforcement-learning, rlvr"),
         ({"distill.teacher": "big"}, "on-policy distillation from `big`", "distill, distillation"),
+        ({"distill.teacher": "/a/run/best"}, "on-policy distillation from `run/best`", "distill, distillation"),
         (
             {"distill.teacher": "big", "distill.reward_weight": 0.5},
             "on-policy distillation from `big` and by verifiable rewards",

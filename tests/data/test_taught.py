@@ -206,6 +206,14 @@ def test_a_folder_that_is_cut_at_any_byte_is_refused(folder):
     refuse_cut_short(folder)
 
 
+def test_a_folder_that_is_gone_is_said_to_be(folder):
+    """As when a run is resumed: to read it as a data set would be another error."""
+    config = resolve(("quickstart",), {"distill.teacher": str(folder), "sft.steps": 1})
+    shutil.rmtree(folder)
+    with pytest.raises(UserError, match="there is no folder"):
+        load_solutions(config)
+
+
 def test_answers_to_other_data_are_learned_and_it_is_said(folder, train, wares, tmp_path):
     more = tmp_path / "more.jsonl"
     more.write_text((wares / "sums.jsonl").read_text() + '{"question": "What is 1 + 1?", "answer": "2"}\n')

@@ -16,6 +16,7 @@ from microrl.models.forward import Head
 from microrl.models.nf4 import quantize
 from microrl.models.tensors import weight_sharing_copy
 from microrl.plan import Shape, make
+from microrl.plan.devices import DEVICES
 from microrl.plan.memory import CHUNK_BUFFERS, DIVERGENCE_BUFFERS
 from microrl.plan.source import shape_of
 from microrl.plan.workload import TeacherSize
@@ -88,6 +89,31 @@ def test_a_second_model_by_hand():
     )
     assert of(TeacherSize(large, True)).sampling_gb == without.sampling_gb, "a base that is shared takes nothing"
     assert found.load_s > without.load_s == of(TeacherSize(large, True)).load_s
+
+
+def test_a_teacher_that_does_not_fit_is_put_into_4_bits():
+    """Qwen2.5-14B has 29.5 GB in 16 bits, more than an RTX 4090."""
+    large = Shape.from_config(
+        {
+            "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 5120, "intermediate_size": 13824,
+            "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "tie_word_embeddings": False,
+        }
+    )  # fmt: skip
+    config = resolve((), {"model.name": "Qwen2.5-1.5B-Instruct", "distill.teacher": "large"})
+    found = make(config, shape_of("Qwen2.5-1.5B-Instruct"), DEVICES["4090"], teacher=TeacherSize(large, False))
+    assert not found.fits and any("distill.quant=nf4: the teacher in 4 bits" in advice for advice in found.advice), found.advice
+
+
+def test_sft_does_not_ask_the_teacher():
+    """Nor does it compute what only mini-batches and steering need."""
+    teacher, more = size(resolve((), {"distill.teacher": "Qwen2.5-7B-Instruct"})), {"optim.prompts_per_update": 8}
+    with_it = of(teacher, **{"sft.steps": 32, **more}).sft_s
+    alone = make(
+        resolve((), {"model.name": "Qwen2.5-1.5B-Instruct", "sft.steps": 32, "optim.lr": 1e-5}),
+        shape_of("Qwen2.5-1.5B-Instruct"),
+        A40,
+    ).sft_s
+    assert with_it == pytest.approx(alone, rel=0.1), "a tenth for other micro-batches"
 
 
 def test_its_time_is_a_pass_over_the_batch():

@@ -1,6 +1,7 @@
 """KL to a teacher over more than the drawn token: values and gradients against autograd of the plain formula in float64."""
 
 import copy
+import dataclasses
 import gc
 import json
 import math
@@ -195,13 +196,24 @@ def test_metrics_by_the_models_own_passes(top_k):
             ids = torch.tensor(row.completion_ids)[drawn_mask([row], len(row.completion_ids))[0]][:, None]
             same += (student.argmax(-1) == teacher.argmax(-1)).tolist()
             gaps += (student.gather(1, ids) - teacher.gather(1, ids)).flatten().tolist()
-            entropies += (-(teacher.exp() * teacher).sum(-1)).tolist()
+            entropies.append(float(-(teacher.exp() * teacher).sum(-1).mean()))  # by completion, as the student's
     found = policy.update(Batch(ROWS, 2, 0), 0.0).metrics(1.0)
     assert found["distill/agreement"] == pytest.approx(sum(same) / len(same)) and 0 < sum(same) < len(same)
     assert found["distill/kl"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-9)
     assert found["distill/teacher_entropy"] == pytest.approx(sum(entropies) / len(entropies), rel=1e-9)
     assert found["distill/impossible_tokens"] == 0
-    assert with_adapter(small("qwen2")).update(Batch(ROWS, 2, 0), 0.0).metrics(1.0)["distill/agreement"] is None
+    without = with_adapter(small("qwen2")).update(Batch(ROWS, 2, 0), 0.0).metrics(1.0)
+    assert {without[name] for name in found if name.startswith("distill/")} == {None}
+
+
+def test_the_entropies_of_a_student_and_its_equal_are_equal():
+    """Long and short completions count alike in both: one that is unsure in a long one is not surer than its equal."""
+    rows = [dataclasses.replace(ROWS[0], completion_ids=ids, engine_logprobs=(-1.0,) * len(ids)) for ids in ((5, 6), (7,) * 30)]
+    policy = with_adapter(small("qwen2").double(), **FLAGS, teacher=Teacher(small("qwen2").double(), BASE))
+    for pair in policy.snapshot().pairs.values():
+        pair.B_OR.zero_()
+    found = policy.update(Batch(rows, 1, 0), 0.0)
+    assert found.teacher_entropy == pytest.approx(found.entropy, rel=1e-6)
 
 
 @pytest.mark.parametrize("top_k", [None, 4, "all"])
@@ -211,6 +223,7 @@ def test_a_token_beyond_the_teachers_vocabulary_is_impossible(top_k):
     policy = with_adapter(small("qwen2"), teacher=Teacher(narrow, BASE), **FLAGS, **{"distill.top_k": top_k})
     update = policy.update(Batch(ROWS, 2, 0), 1e-4)
     assert update.teacher_impossible == 2 and update.skipped == 0, "42 and 43"
+    assert 100 * 2 / 13 - 10 < update.distill_kl < 100 * 2 / 13 + 10
 
 
 def test_nothing_of_a_micro_batch_lives_on_where_the_head_is_trained():

@@ -412,6 +412,16 @@ def test_a_download_within_the_budget_is_said(on, found, monkeypatch):
     )
     ((_, text),) = found(budget__hours=6, budget__steps=None, data__name="gsm8k")
     assert text.endswith("`microrl plan --model Qwen2.5-1.5B-Instruct --data gsm8k --fetch`")
+    ((_, text),) = found(budget__hours=6, budget__steps=None, distill__teacher="Qwen2.5-7B-Instruct")
+    assert text.startswith("Qwen2.5-1.5B-Instruct (3.1 GB) and Qwen2.5-7B-Instruct (15.2 GB) are not downloaded yet")
+    assert text.endswith("them first: `microrl plan --model Qwen2.5-1.5B-Instruct --teacher Qwen2.5-7B-Instruct --fetch`")
+
+
+def test_a_teacher_that_does_not_fit_is_named(on, found, monkeypatch):
+    monkeypatch.setattr(room, "free_bytes", lambda place: 1e12)
+    on(cards=P100.replace("6.0", "8.0"))
+    (problem,) = [text for status, text in found(distill__teacher="Qwen2.5-7B-Instruct") if status == "problem"]
+    assert "and 15.2 GB for the teacher" in problem and "--set distill.quant=nf4" in problem
 
 
 def test_what_is_no_disk_is_not_full():

@@ -217,6 +217,12 @@ def test_a_named_setting_sets_several_keys_at_once(tmp_path):
     assert Path(trials["other-seed3"].data.name).name == "numbers-3.jsonl" and plain.loss.kind == "grpo"
 
 
+def test_a_key_without_an_effect_is_refused_as_by_train(tmp_path):
+    names, found = study(tmp_path, "base = ['quickstart']\nseeds = [0]\n[sweep.settings]\nmine = { loss.scale_by_std = false }")
+    with pytest.raises(UserError, match="scale_by_std has no effect while"):
+        Grid(names, {"distill.teacher": "quickstart"}, [], found.axes()).trials()
+
+
 def test_a_named_setting_can_say_none(tmp_path):
     (tmp_path / "tools.toml").write_text('env.target = "calculator"\n')
     names, found = study(tmp_path, "[sweep.settings]\ntools = {}\nplain = { env.target = 'none', loss.importance_cap = 'none' }")
