@@ -160,6 +160,7 @@ def estimate_memory(work: Workload, room: float) -> Memory:
     updating["KV cache"] = sampling["KV cache"] if sleep == "off" else 0.0
     updating["rounded weights"] = narrow_copy(work.config.adapter, work.trained, work.dtype_bytes)
     updating["packed weights"] = _packed(work)
+    updating["copies of the adapter"] = _copies(work)
     chunk = chunk_elements(work.shape.vocab, on_cpu=work.device.is_cpu)
     buffers = CHUNK_BUFFERS + (
         DIVERGENCE_BUFFERS["cpu" if work.device.is_cpu else "gpu"] if work.config.distill.top_k is not None else 0
@@ -169,6 +170,14 @@ def estimate_memory(work: Workload, room: float) -> Memory:
     updating["activations"] = _activations(work, min(tokens, work.rows * (work.prompt + work.limit)))
     updating["fragmentation"] = 0.0 if work.device.is_cpu else FRAGMENTS * updating["activations"]
     return Memory(_positive(sampling), _positive(updating), tokens, _concurrency(work, sampling["KV cache"]), sleep)
+
+
+def _copies(work: Workload) -> float:
+    """What an update can be undone with, and its size measured; a card's are in main memory. See `all_or_nothing`, `StepSize`."""
+    optim = work.config.optim
+    measuring = 0 if optim.step_kl is None else 1 if work.dtype_bytes == 4 else 2
+    undoing = 4.0 * work.trained + work.moment_bytes if optim.prompts_per_update is not None else 0.0
+    return (4.0 * work.trained * measuring + undoing) * work.device.is_cpu
 
 
 def _packed(work: Workload) -> float:
