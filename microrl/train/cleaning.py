@@ -62,8 +62,8 @@ def named_benchmarks(config: RunConfig) -> dict[str, list[Question]]:
 def nearly_the_same(texts: Iterable[str], benchmarks: Mapping[str, Sequence[Question]]) -> dict[str, str]:
     """Of these questions, those that are near-duplicates of a benchmark's, and why they are left out."""
     unique = list(dict.fromkeys(texts)) if benchmarks else []
-    found = overlaps(unique, {name: [question.text for question in questions] for name, questions in benchmarks.items()})
-    near = [(unique[pair.training], name) for name, pairs in found.items() for pair in pairs if pair.is_near]
+    pairs_by_name = overlaps(unique, {name: [question.text for question in questions] for name, questions in benchmarks.items()})
+    near = [(unique[pair.training], name) for name, pairs in pairs_by_name.items() for pair in pairs if pair.is_near]
     return {text: f"nearly the same as in {name}" for text, name in reversed(near)}  # the first benchmark names it
 
 
