@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
-
 from microrl.config import RunConfig
 from microrl.config.paths import is_local_data
 from microrl.config.schema import DataConfig
@@ -13,6 +11,7 @@ from microrl.data.fingerprint import Fingerprint, fingerprint
 from microrl.data.load import Question, load_questions
 from microrl.data.sft_examples import Solution
 from microrl.errors import UserError
+from microrl.files import Frozen
 from microrl.run import names
 from microrl.run.folder import RunFolder
 
@@ -23,10 +22,8 @@ CHOICE = (
 """Keys of `data` that determine which rows are read."""
 
 
-class Record(BaseModel):
+class Record(Frozen):
     """The content of `data.json`. `sft` is None for a run without a supervised phase."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: Fingerprint
     sft: Fingerprint | None = None
