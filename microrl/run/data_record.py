@@ -47,12 +47,12 @@ def record_or_verify(
     if solutions is not None:
         sft = fingerprint(config.sft.data or config.data.name, ((one.question, one.identity) for one in solutions))
     record = folder.read_if_there(names.DATA, Record)
-    if record is None and not _has_results(folder):
+    if record is None:
+        if any((folder.path / name).exists() for name in (names.ENVIRONMENT, names.METRICS, names.SFT, names.EVAL)):
+            why = f"{folder.path / names.DATA} is missing, so it is unknown whether the data has changed"
+            raise UserError(why, "start a new run: --out DIR")
         folder.write_json(names.DATA, Record(data=current, sft=sft).model_dump())
         return
-    if record is None:
-        why = f"{folder.path / names.DATA} is missing, so it is unknown whether the data has changed"
-        raise UserError(why, "start a new run: --out DIR")
     _refuse_other(folder, record.data, current, "the data")
     if sft is None:
         return
@@ -92,7 +92,3 @@ def _refuse_other(folder: RunFolder, then: Fingerprint, now: Fingerprint, what: 
             f"{what} of {folder.path}: {changed(then, now)}",
             "restore the old data and resume, or start a new run with the new data: --out DIR",
         )
-
-
-def _has_results(folder: RunFolder) -> bool:
-    return any((folder.path / name).exists() for name in (names.ENVIRONMENT, names.METRICS, names.SFT, names.EVAL))
