@@ -151,7 +151,7 @@ def _with_shorter_answers(run: Run, needed_s: float) -> str:
 def require_time_for_a_step(run: Run) -> None:
     """Raises UserError if there is no time for a first step. SFT alone has its own check."""
     budget = run.budget
-    if run.config.sft.only or run.state.step or budget.fits_barely(budget.step.forecast_s()):
+    if run.config.sft.only or run.state.step or budget.fits(budget.step.forecast_s(), barely=True):
         return
     missing_s = budget.step.forecast_s() + budget.min_reserve_s() + run.watch.totals["load"]  # a resumed run loads again
     left_s = budget.left_s() or 0.0

@@ -76,11 +76,11 @@ def test_a_run_makes_at_least_one_step_at_the_price_of_a_part_of_its_evaluation(
     clock = Clock()
     budget = made(clock)
     budget.evaluation_s, budget.step.guess_s = 80.0, 40.0
-    assert not budget.fits(40.0) and budget.fits_barely(budget.step.forecast_s())
+    assert not budget.fits(40.0) and budget.fits(budget.step.forecast_s(), barely=True)
     assert run(budget, clock, [40.0]) == [0]
     budget = made(Clock())
     budget.evaluation_s, budget.step.guess_s = 80.0, 90.0
-    assert not budget.fits_barely(budget.step.forecast_s()) and run(budget, clock, [40.0]) == []
+    assert not budget.fits(budget.step.forecast_s(), barely=True) and run(budget, clock, [40.0]) == []
 
 
 def test_work_is_given_up_when_not_even_a_part_of_the_evaluation_would_fit():
