@@ -5,6 +5,7 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from planned import seconds_of
 
 from microrl.run.budget import EVALUATION_MARGIN, Budget, Durations
 from microrl.run.forecast import Forecast
@@ -123,9 +124,7 @@ def test_time_of_earlier_processes_counts():
 @pytest.mark.parametrize(("took_s", "expected"), [([20.0], 4), ([1.0], 80), ([20.0, 1.0, 1.0], 61)])
 def test_the_expected_number_of_steps_follows_the_pace_from_the_first_step_on(took_s, expected):
     """100 s, of which the end needs 20; the plan had expected a step to take 8 s."""
-    plan = SimpleNamespace(
-        steps=10, step_s=8.0, save_s=0.0, validation_s=0.0, sft_step_s=1.0, evaluation_s=0.0, step_parts_s={"update": 1.0}
-    )
+    plan = seconds_of(step_s=8.0, save_s=0.0, validation_s=0.0, evaluation_s=0.0)
     clock = Clock()
     budget = made(clock)
     forecast = Forecast(plan, budget, done=0)
@@ -139,11 +138,8 @@ def test_the_expected_number_of_steps_follows_the_pace_from_the_first_step_on(to
 
 def forecast_of(before):
     """A forecast with this evaluation before training, and its budget, of an hour."""
-    plan = SimpleNamespace(
-        steps=10, step_s=5.0, save_s=0.1, validation_s=9.0, sft_step_s=1.0, evaluation_s=40.0, step_parts_s={"update": 1.0}
-    )
     budget = Budget(hours=1.0, steps=None, started=0.0, now=partial(next, count()))
-    forecast = Forecast(plan, budget, done=0)
+    forecast = Forecast(seconds_of(), budget, done=0)
     forecast.evaluated(before)
     return forecast, budget
 
