@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from microrl.errors import UserError
@@ -43,6 +43,18 @@ RESTORE = "restore the file from a copy; without one, start a new run or, for a 
 """The generic hint of an error about a file."""
 OF_ANOTHER_VERSION = "another version of microrl wrote it, or it was changed"
 READABLE = "check that it exists and that you may read it"
+
+
+class Strict(BaseModel):
+    """See `STRICT`."""
+
+    model_config = STRICT
+
+
+class Frozen(BaseModel):
+    """Exactly these keys. Types are converted, and then no value changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class BadFile(UserError):

@@ -163,6 +163,17 @@ def model_folder(tokenizer, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def other_model(tokenizer, tmp_path_factory) -> Path:
+    """Another random model with the same tokenizer."""
+    from microrl.models.tiny import build_model
+
+    folder = tmp_path_factory.mktemp("other")
+    build_model(tokenizer, seed=4).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def data_file(tmp_path_factory) -> Path:
     """Forty sums as JSON lines."""
     path = tmp_path_factory.mktemp("data") / "sums.jsonl"

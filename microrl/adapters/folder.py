@@ -153,9 +153,10 @@ def _targets(folder: Path, settings: AdapterSettings, config: Any, model: PreTra
         fitting = {name: (0, 0) for name in norms(model)}
     else:
         layers: dict[str, Any] = dict(linears(model))
-        if settings.target_modules != ALL_LINEAR and not _is_tied(model):
-            head = model.get_output_embeddings()
-            layers |= {name: layer for name, layer in model.named_modules() if layer is head}
+        if settings.target_modules != ALL_LINEAR:
+            head, table = model.get_output_embeddings(), model.get_input_embeddings()
+            is_tied = head is not None and table is not None and head.weight is table.weight
+            layers |= {name: layer for name, layer in model.named_modules() if layer is head and not is_tied}
         fitting = {name: (layer.in_features, layer.out_features) for name, layer in layers.items()}
     if settings.target_modules == ALL_LINEAR:
         return fitting
@@ -166,11 +167,6 @@ def _targets(folder: Path, settings: AdapterSettings, config: Any, model: PreTra
             _hint(folder, "only adapters of linear layers or norms can be read"),
         )
     return {name: fitting[name] for name in chosen}
-
-
-def _is_tied(model: PreTrainedModel) -> bool:
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
-    return head is not None and table is not None and head.weight is table.weight
 
 
 def _refuse_misfits(

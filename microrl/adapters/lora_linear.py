@@ -64,7 +64,8 @@ class LoraProduct(torch.autograd.Function):
 class MergedLoraProduct(torch.autograd.Function):
     """The same as x V^T + b with V = W + s B A, merged for this call. All in one type, float32 or wider.
 
-    Kept for the backward pass: x, where A or B is trained.
+    Kept for the backward pass: x, where A or B is trained. With `up_NI`, x stands for silu(x) * up: kept are these two, and their
+    product is computed again.
     """
 
     @staticmethod
@@ -76,53 +77,30 @@ class MergedLoraProduct(torch.autograd.Function):
         A_RI: torch.Tensor,
         B_OR: torch.Tensor,
         scale: float,
+        up_NI: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x_NI if any(ctx.needs_input_grad[3:5]) else None, A_RI, B_OR)
+        keeps_x = up_NI is not None or any(ctx.needs_input_grad[3:5])
+        ctx.save_for_backward(x_NI if keeps_x else None, up_NI, A_RI, B_OR)
         ctx.weight_OI, ctx.scale = weight_OI, scale
-        return _times_merged(x_NI, _merged(weight_OI, A_RI, B_OR, scale), bias_O)
+        inner_NI = x_NI if up_NI is None else gated(x_NI, up_NI)
+        y_NO = onednn.product(inner_NI, _merged(weight_OI, A_RI, B_OR, scale).t())
+        return y_NO if bias_O is None else y_NO.add_(bias_O)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x_NI, A_RI, B_OR = ctx.saved_tensors
+        x_NI, up_NI, A_RI, B_OR = ctx.saved_tensors
         g_NO = gradients[0]
-        to_A_RI = to_B_OR = None
+        to_x_NI = to_A_RI = to_B_OR = to_up_NI = None
+        silu_NI = None if up_NI is None else functional.silu(x_NI)
         if x_NI is not None:
-            to_A_RI, to_B_OR = _to_pair(g_NO, x_NI, A_RI, B_OR, ctx.scale, ctx.needs_input_grad[3:5])
-        to_x_NI = None
-        if ctx.needs_input_grad[0]:
+            to_A_RI, to_B_OR = _to_pair(
+                g_NO, x_NI if silu_NI is None else silu_NI * up_NI, A_RI, B_OR, ctx.scale, ctx.needs_input_grad[3:5]
+            )
+        if ctx.needs_input_grad[0] or any(ctx.needs_input_grad[6:]):
             to_x_NI = onednn.product(g_NO, _merged(ctx.weight_OI, A_RI, B_OR, ctx.scale))
-        return to_x_NI, None, None, to_A_RI, to_B_OR, None
-
-
-class GatedLoraProduct(torch.autograd.Function):
-    """`MergedLoraProduct` of x = silu(gate) * up. Kept are gate and up, [N, I]; the backward pass computes x again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        gate_NI: torch.Tensor,
-        up_NI: torch.Tensor,
-        weight_OI: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        A_RI: torch.Tensor,
-        B_OR: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(gate_NI, up_NI, A_RI, B_OR)
-        ctx.weight_OI, ctx.scale = weight_OI, scale
-        return _times_merged(gated(gate_NI, up_NI), _merged(weight_OI, A_RI, B_OR, scale), bias_O)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gate_NI, up_NI, A_RI, B_OR = ctx.saved_tensors
-        g_NO = gradients[0]
-        silu_NI = functional.silu(gate_NI)
-        to_A_RI, to_B_OR = _to_pair(g_NO, silu_NI * up_NI, A_RI, B_OR, ctx.scale, ctx.needs_input_grad[4:6])
-        to_gate_NI = to_up_NI = None
-        if any(ctx.needs_input_grad[:2]):
-            to_x_NI = onednn.product(g_NO, _merged(ctx.weight_OI, A_RI, B_OR, ctx.scale))
-            to_gate_NI, to_up_NI = to_factors(to_x_NI, gate_NI, up_NI, silu_NI)
-        return to_gate_NI, to_up_NI, None, None, to_A_RI, to_B_OR, None
+            if silu_NI is not None:
+                to_x_NI, to_up_NI = to_factors(to_x_NI, x_NI, up_NI, silu_NI)
+        return to_x_NI, None, None, to_A_RI, to_B_OR, None, to_up_NI
 
 
 def merges(x_NI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor) -> bool:
@@ -136,11 +114,6 @@ def merges(x_NI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor) -> bool:
 
 def _merged(weight_OI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.addmm(dequantize(weight_OI), B_OR, A_RI, alpha=scale)
-
-
-def _times_merged(x_NI: torch.Tensor, merged_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
-    y_NO = onednn.product(x_NI, merged_OI.t())
-    return y_NO if bias_O is None else y_NO.add_(bias_O)
 
 
 def _to_pair(
@@ -183,7 +156,7 @@ class LoraLinear(PeftLinear):
         A_RI, B_OR, scale = pair_of(self)
         if not self._merges(gate_NI, A_RI, B_OR):
             return self(Gated.apply(gate, up))
-        y_NO = GatedLoraProduct.apply(gate_NI, up_NI, base.weight, base.bias, A_RI, B_OR, scale)
+        y_NO = MergedLoraProduct.apply(gate_NI, base.weight, base.bias, A_RI, B_OR, scale, up_NI)
         return y_NO.view(*gate.shape[:-1], -1)
 
     def _merges(self, x_NI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor) -> bool:

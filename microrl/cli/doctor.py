@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from microrl import files
 from microrl.cli import options
 from microrl.cli.output import OK, USAGE, emit, say
 from microrl.commands.bench.synthetic import Shape
@@ -82,10 +83,10 @@ def doctor(
 
 def _check_before_measuring(peer: str | None, out: Path) -> None:
     """Raise UserError for options that would fail only after minutes."""
-    from microrl.commands.bench import measure
     from microrl.commands.bench.peer import find_peer
 
-    measure.check_folder(out)
+    if not files.is_writable(out):
+        raise UserError(f"cannot write into {out}", "choose another folder: --out DIR")
     if peer is not None:
         find_peer(peer)
 

@@ -12,7 +12,7 @@ from microrl.clock import now_s
 from microrl.config import RunConfig
 from microrl.config.data import DataConfig
 from microrl.config.environment import EnvironmentConfig
-from microrl.config.losses import CustomLossConfig, LossConfig
+from microrl.config.losses import CustomLossConfig
 from microrl.config.paths import is_taught, local_model
 from microrl.config.plugins import ALGORITHMS, refuse_missing
 from microrl.config.reward import RewardConfig, parse_functions
@@ -50,7 +50,8 @@ def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = Fa
     refuse_unusable(config.reward)
     refuse_sft_of_several(config)
     refuse_environment(config.env, starts=not is_resumed)
-    _refuse_algorithm(config.loss)
+    if isinstance(config.loss, CustomLossConfig):
+        _refuse_custom(config.loss.target, config.loss.path)
     if is_resumed:
         return
     if loads_model:
@@ -108,11 +109,6 @@ def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
                 rewards(used.model_copy(update={"confine_functions": False}))
         except UserError as error:
             raise of_trial(trial.name, error) from None
-
-
-def _refuse_algorithm(loss: LossConfig) -> None:
-    if isinstance(loss, CustomLossConfig):
-        _refuse_custom(loss.target, loss.path)
 
 
 def _refuse_custom(target: str, folder: str | None) -> None:

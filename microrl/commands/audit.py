@@ -152,7 +152,7 @@ def audit(config: RunConfig) -> Audit:
             asked = [(question, how.gold(question)) for question in how.chosen(questions)]
             result.tool_calls = 0
             for name, env in config.env.each.items():
-                own = [(question, gold) for question, gold in asked if config.env.name_for(question) == name]
+                own = [(question, gold) for question, gold in asked if config.env.name_for(question.row, question.raw) == name]
                 calls, holes = try_tools(env, own)
                 result.tool_calls, result.holes = result.tool_calls + calls, result.holes + holes
             result.paid += _told_by_a_tool(result, how, scorer, config, [question for question, _ in asked])

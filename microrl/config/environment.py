@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -22,15 +22,6 @@ EXAMPLE = "an environment is MODULE:CLASS, for example --env my_tools:Calculator
 COLUMN = "environment"
 """Of the row, where it says which of several environments is its own."""
 Target = Annotated[str, Field(pattern=r"^([\w.-]+=)?([\w.]+:[\w.]+|[\w.-]+)$")]
-
-
-class Row(Protocol):
-    """What is known of a row: its number, and the whole of it as JSON."""
-
-    @property
-    def row(self) -> int: ...
-    @property
-    def raw(self) -> str: ...
 
 
 class EnvironmentConfig(Section):
@@ -75,18 +66,19 @@ class EnvironmentConfig(Section):
         """As a text; None: there is none."""
         return self.target if self.target is None or isinstance(self.target, str) else ", ".join(self.target)
 
-    def name_for(self, row: Row) -> str:
-        """The name of a row's environment. Raises UserError where there are several, and the row names none of them."""
+    def name_for(self, row: int, raw: str) -> str:
+        """The name of a row's environment; `raw` is the whole row as JSON. Raises UserError where there are several, and the row
+        names none of them."""
         if not isinstance(self.target, tuple):
             return str(self.target)
-        name, names = json.loads(row.raw).get(COLUMN), [_named(target)[0] for target in self.target]
+        name, names = json.loads(raw).get(COLUMN), [_named(target)[0] for target in self.target]
         if isinstance(name, str) and name in names:
             return name
         why = f"has no column `{COLUMN}`"
         if name is not None:
             why = f"names no environment of this run in `{COLUMN}`: {str(name)[:80]!r}"
         raise UserError(
-            f"row {row.row} {why}",
+            f"row {row} {why}",
             f"set the column to one of: {', '.join(names)}; or use one environment for all rows: --env MODULE:CLASS",
         )
 

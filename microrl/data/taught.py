@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from microrl import files
 from microrl.config import RunConfig
@@ -17,7 +17,7 @@ from microrl.config.paths import TEACH
 from microrl.config.resolve import as_set
 from microrl.data.fingerprint import Fingerprint
 from microrl.errors import UserError
-from microrl.files import STRICT, BadFile, Count, Fraction
+from microrl.files import BadFile, Count, Fraction, Strict
 from microrl.types import Finish, Prompt, SoftTargets
 
 if TYPE_CHECKING:
@@ -33,18 +33,14 @@ SLACK = 1e-4
 """By how much rounding may lift a log-probability above 0."""
 
 
-class _Strict(BaseModel):
-    model_config = STRICT
-
-
-class Content(_Strict):
+class Content(Strict):
     """What a file holds."""
 
     bytes: Count
     sha256: str
 
 
-class Part(_Strict):
+class Part(Strict):
     """What became of some questions. `kept` completions with `tokens` tokens lie in `lines`, and their scores in `scores`; those
     of `broken` completions are not finite, or positive."""
 
@@ -58,7 +54,7 @@ class Part(_Strict):
     scores: Content
 
 
-class Teacher(_Strict):
+class Teacher(Strict):
     """`sha256` is that of its weights; None: of an untouched model, and written before those had one."""
 
     name: str
@@ -68,7 +64,7 @@ class Teacher(_Strict):
     """Whether microrl has trained it by its rewards; None: not known."""
 
 
-class Chat(_Strict):
+class Chat(Strict):
     """The keys of `data` that make a prompt of a question."""
 
     system: str | None
@@ -76,7 +72,7 @@ class Chat(_Strict):
     thinking: bool | None
 
 
-class Tokenizer(_Strict):
+class Tokenizer(Strict):
     """`sha256` is that of the tokens with their ids, `end` the id of the end-of-text token."""
 
     tokens: Count
@@ -84,7 +80,7 @@ class Tokenizer(_Strict):
     end: int | None
 
 
-class Sampled(_Strict):
+class Sampled(Strict):
     samples: Count
     temperature: float
     top_p: float
@@ -93,7 +89,7 @@ class Sampled(_Strict):
     engine: str
 
 
-class Record(_Strict):
+class Record(Strict):
     """`teach.json`. `prompts_sha256` is that of all rendered prompts and gold answers. `scored_at` is the
     temperature of the scores, `top_k` the most tokens that they have at a position. With `is_done` nothing is left to do, or the
     time limit was reached. `config` and `adapter` are what a resumed teacher needs."""
@@ -115,7 +111,7 @@ class Record(_Strict):
     adapter: str | None
 
 
-class Line(_Strict):
+class Line(Strict):
     """One completion. `accuracy` and `format` are the parts of the reward, `extracted` the answer that was judged."""
 
     row: Count

@@ -10,7 +10,8 @@ from typing import Any
 
 from microrl.clock import now_s
 from microrl.config.data import DataConfig
-from microrl.config.environment import RUNS_CODE, EnvironmentConfig, Row
+from microrl.config.environment import RUNS_CODE, EnvironmentConfig
+from microrl.data.load import Question
 from microrl.data.prompts import Tools, render
 from microrl.environments.calls import Call, parser
 from microrl.environments.forks import LONGEST_ANSWER
@@ -49,9 +50,9 @@ class Environment:
         """The names of those that give a reward of their own."""
         return [name for name, kind in self.kinds.items() if kind.interface.rewards]
 
-    def tools(self, row: Row) -> Tools:
-        """The JSON schemas of a row's tools. Raises UserError for a row that names no environment, where there are several."""
-        return self.kinds[self._config.name_for(row)].interface.tools
+    def tools(self, question: Question) -> Tools:
+        """The JSON schemas of its tools. Raises UserError for one that names no environment, where there are several."""
+        return self.kinds[self._config.name_for(question.row, question.raw)].interface.tools
 
     def use_template(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
         """Take over the words of a model's chat template. `stops` as for `Continuation`. Raises UserError for a template that
@@ -62,7 +63,7 @@ class Environment:
     def begin(self, prompt: Prompt) -> Conversation:
         """See `EpisodeEnvironment.begin`. Raises UserError where `reset` fails."""
         given_up = self._given_up
-        return self.kinds[self._config.name_for(prompt)].begin(prompt, lambda: self._given_up != given_up)
+        return self.kinds[self._config.name_for(prompt.row, prompt.raw)].begin(prompt, lambda: self._given_up != given_up)
 
     def give_up(self) -> None:
         """See `EpisodeEnvironment.give_up`."""

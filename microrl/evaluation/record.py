@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from microrl import files
 from microrl.evaluation.result import Stored
-from microrl.files import STRICT, BadFile, Count
+from microrl.files import BadFile, Count, Strict
 from microrl.types import Completion, Finish, Group, Prompt
 
 _APPEND, _READ_WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND, os.O_RDWR
@@ -115,8 +115,7 @@ class FileJournal:
         return entry.position, Group(self._prompts[entry.position], completions)
 
 
-class _Sampled(BaseModel):
-    model_config = STRICT
+class _Sampled(Strict):
     text: str
     tokens: Annotated[int, Field(ge=1)]
     finish: Finish
@@ -124,8 +123,7 @@ class _Sampled(BaseModel):
     transcript: str | None = None
 
 
-class _Line(BaseModel):
-    model_config = STRICT
+class _Line(Strict):
     position: Count
     completions: list[_Sampled]
 

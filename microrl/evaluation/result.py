@@ -18,7 +18,7 @@ from microrl.data.alike import FEWEST, alike
 from microrl.data.fingerprint import Fingerprint
 from microrl.evaluation.estimators import majority_at_k, pass_all_k, pass_at_k
 from microrl.evaluation.intervals import Estimate, mean_share, named, paired_gain
-from microrl.files import STRICT, Count, Fraction, Seconds
+from microrl.files import STRICT, Count, Fraction, Seconds, Strict
 from microrl.terminal import counted
 from microrl.types import Sampling
 
@@ -166,8 +166,7 @@ def by_text(questions: Sequence[str], texts: Sequence[str] | None = None) -> dic
     }
 
 
-class _Settings(BaseModel):
-    model_config = STRICT
+class _Settings(Strict):
     temperature: Annotated[float, Field(ge=0)]
     top_p: Annotated[float, Field(gt=0, le=1)]
     max_tokens: Annotated[int, Field(ge=1)]

@@ -26,10 +26,9 @@ Factor = Annotated[float, Field(gt=0, le=1000)]
 MEASURE = "run `microrl doctor --measure`"
 
 
-class Point(BaseModel):
+class Point(files.Strict):
     """Measured seconds divided by the roofline's, for a model of this size at one rank."""
 
-    model_config: ClassVar[ConfigDict] = files.STRICT
     shape: str
     parameters: Annotated[int, Field(ge=1)]
     rank: Annotated[int, Field(ge=1)]

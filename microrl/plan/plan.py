@@ -201,7 +201,7 @@ def make(
         groups_hour=groups_hour,
         useful_groups_hour=groups_hour * work.useful_share,
         useful_share=work.useful_share,
-        tokens=int(steps * work.sampled_rows * LENGTH_FRACTION * work.limit),
+        tokens=int(steps * sum(work.rounds) * LENGTH_FRACTION * work.limit),
         hours=hours,
         hours_low=hours_low,
         hours_high=hours_high,

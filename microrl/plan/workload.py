@@ -187,11 +187,6 @@ class Workload:
         return CHOSEN_FRACTION if data.curriculum or data.screen_minutes else USEFUL_FRACTION
 
     @property
-    def sampled_rows(self) -> float:
-        """Completions sampled a step, those of dropped groups included."""
-        return sum(self.rounds)
-
-    @property
     def checkpoints_activations(self) -> bool:
         """`auto` is off: if that does not fit, `plan.make` turns it on."""
         return self.config.model.gradient_checkpointing is True

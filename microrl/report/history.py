@@ -7,8 +7,8 @@ that is still going, or that was killed in the middle of a line, is drawn as far
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import mul
 from pathlib import Path
@@ -124,27 +124,25 @@ class History:
         RunFolder.open(path)
         notes: list[str] = []
 
-        def tree(name: str) -> Mapping[str, Any]:
-            if not (path / name).exists():
-                return {}
+        @contextmanager
+        def noting() -> Iterator[None]:
             try:
-                return versioned.config_of(path) if name == names.CONFIG else files.read_json(path / name, dict[str, Any])
+                yield
             except BadFile as error:
                 notes.append(error.message)
-                return {}
 
-        environment = Environment()
-        try:
+        def tree(name: str) -> Mapping[str, Any]:
+            with noting():
+                if (path / name).exists():
+                    return versioned.config_of(path) if name == names.CONFIG else files.read_json(path / name, dict[str, Any])
+            return {}
+
+        environment, summary = Environment(), ending
+        with noting():
             if (path / names.ENVIRONMENT).exists():
                 environment = files.read_json(path / names.ENVIRONMENT, Environment)
-        except BadFile as error:
-            notes.append(error.message)
-        summary = ending
-        if ending is None:
-            try:
-                summary = read_if_there(path)
-            except BadFile as error:
-                notes.append(error.message)
+        with noting():
+            summary = read_if_there(path) if ending is None else ending
         written = _written(path, summary)  # before the rows: a run that is going on writes more of them
         history = cls(
             path=path,

@@ -49,7 +49,8 @@ def page(
     style, script = (resources.files("microrl.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     detailed = histories[:RUNS_WITH_COMPLETIONS]
     samples = [(history, sample(history, COMPLETIONS_BYTES // len(detailed))) for history in detailed]
-    axes = [by for by in figures.AXES if by != "dollars" or any(map(_costs, histories))]
+    is_priced = any(row.get("budget/cost_usd") for history in histories for row in history.rows)
+    axes = [by for by in figures.AXES if by != "dollars" or is_priced]
     names = [shown_text(history.name) for history in histories]
     return template.get_template("page.html").render(
         version=__version__,
@@ -117,10 +118,6 @@ def _turned(history: History) -> tuple[list[tuple[str, list[Pair], int]], int] |
             kinds = {kind: [pair for pair in pairs if pair.kind == kind] for kind in (transcripts.RIGHT, transcripts.WRONG)}
             return [(kind, [pair.shown() for pair in spread(some, PAIRS)], len(some)) for kind, some in kinds.items()], len(pairs)
     return None
-
-
-def _costs(history: History) -> bool:
-    return any(row.get("budget/cost_usd") for row in history.rows)
 
 
 def _drawn(

@@ -30,6 +30,7 @@ def facts(history: History) -> list[tuple[str, str]]:
     sampling = [
         setting(f"sampling.{name}", "?") for name in ("prompts_per_step", "group_size", "max_completion_tokens", "temperature")
     ]
+    cores = counted(environment.cpus, "CPU core") if isinstance(environment.cpus, int) else "CPU cores unknown"
     versions = ", ".join(f"{name} {version}" for name, version in environment.packages.items()) or UNKNOWN
     values_by_name = {
         "status": history.status() + (", a control: rewards shuffled" if history.setting("reward.shuffle") is True else ""),
@@ -47,7 +48,7 @@ def facts(history: History) -> list[tuple[str, str]]:
         "cost": f"${_number(cost, '.2f')} at ${price} an hour" if price is not None else "unknown: no price per hour was given",
         "machine": UNKNOWN
         if environment == Environment()
-        else f"{environment.gpu or 'no GPU'}, {_cores(environment.cpus)}, engine {environment.engine or UNKNOWN}",
+        else f"{environment.gpu or 'no GPU'}, {cores}, engine {environment.engine or UNKNOWN}",
         "versions": versions,
         "seed": setting("seed", UNKNOWN),
     }
@@ -79,10 +80,6 @@ def entropies(histories: Sequence[History]) -> list[tuple[str, str, str, str, st
             cells = str(history.setting("adapter.rank", "-")), f"{before:.3f}", f"{after:.3f}", f"{100 * change:+.1f} %"
             rows.append((shown_text(history.name), *cells))
     return rows
-
-
-def _cores(count: Any) -> str:
-    return counted(count, "CPU core") if isinstance(count, int) else "CPU cores unknown"
 
 
 def evaluations(histories: Sequence[History]) -> list[dict[str, Any]]:

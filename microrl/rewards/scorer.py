@@ -122,7 +122,7 @@ class RewardScorer:
         own = values or [{}] * len(group.completions)
         if not self._parts_of or accuracy_only:
             return own
-        if (part := self._parts_of.get(self._env.name_for(group.prompt))) is None:
+        if (part := self._parts_of.get(self._env.name_for(group.prompt.row, group.prompt.raw))) is None:
             return own
         rewards = [completion.episode.reward if completion.episode else None for completion in group.completions]
         return [{**given, part: reward} for given, reward in zip(own, rewards, strict=True)]

@@ -92,10 +92,10 @@ class Budget:
         margin = 0.0 if self.is_trial else EVALUATION_MARGIN  # a trial's forecast is twice the measurement
         return self.save.forecast_s() + self.evaluation_s * (1 + margin) + self.exit_s()
 
-    def fits(self, seconds: float) -> bool:
-        """Whether `seconds` of work can start now and still leave `reserve_s`."""
+    def fits(self, seconds: float, *, barely: bool = False) -> bool:
+        """Whether `seconds` of work can start now and still leave `reserve_s`, or if `barely`, `min_reserve_s`."""
         left = self.left_s()
-        return left is None or seconds + self.reserve_s() <= left
+        return left is None or seconds + (self.min_reserve_s() if barely else self.reserve_s()) <= left
 
     def min_reserve_s(self) -> float:
         """The reserve with a shortened final evaluation. Of a trial, only the first step may shorten it."""
@@ -107,11 +107,6 @@ class Budget:
         """Fraction of the time left that the evaluation before training may take."""
         return BEFORE_FRACTION / TRIAL_EVALUATION if self.is_trial else BEFORE_FRACTION
 
-    def fits_barely(self, seconds: float) -> bool:
-        """Whether `seconds` of work can start now and still leave `min_reserve_s`."""
-        left = self.left_s()
-        return left is None or seconds + self.min_reserve_s() <= left
-
     def is_over(self) -> bool:
         """Whether the current work must be discarded now, because otherwise even a shortened final evaluation would not fit."""
         left = self.left_s()
@@ -121,7 +116,7 @@ class Budget:
         """Step numbers from `start`, as long as another step, the final save and the final evaluation fit."""
         step = start
         while self.max_steps is None or step < self.max_steps:
-            if not (self.fits(self.step.forecast_s()) or (step == 0 and self.fits_barely(self.step.forecast_s()))):
+            if not self.fits(self.step.forecast_s(), barely=step == 0):
                 return
             yield step
             step += 1

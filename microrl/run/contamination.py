@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from microrl.config import catalogue
 from microrl.data.contamination import LENGTH, NEAR, Overlap
 from microrl.data.load import Question
-from microrl.files import Count, Fraction
+from microrl.files import Count, Fraction, Frozen
 
 MAX_PAIRS = 100
 """Pairs that are listed for a benchmark, those that have most in common."""
 
 
-class Pair(BaseModel):
+class Pair(Frozen):
     """Rows, from 1, of a question of the benchmark and of a training question, and the share of word sequences in common."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     row: Count
     training_row: Count
     share: Fraction
 
 
-class Benchmark(BaseModel):
+class Benchmark(Frozen):
     """Counts of the benchmark's questions. `removed` counts training questions, which were left out for it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     questions: Count
     overlapping: Count
@@ -47,10 +43,8 @@ class Benchmark(BaseModel):
         )
 
 
-class Record(BaseModel):
+class Record(Frozen):
     """The content of `contamination.json`. The parts of the run's own data are `held-out` and `validation`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     training_questions: Count
     words: Count = LENGTH

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
-
 from microrl.config import RunConfig
 from microrl.config.paths import is_local_data
 from microrl.config.schema import DataConfig
@@ -13,6 +11,7 @@ from microrl.data.fingerprint import Fingerprint, fingerprint
 from microrl.data.load import Question, load_questions
 from microrl.data.sft_examples import Solution
 from microrl.errors import UserError
+from microrl.files import Frozen
 from microrl.run import names
 from microrl.run.folder import RunFolder
 
@@ -23,10 +22,8 @@ CHOICE = (
 """Keys of `data` that determine which rows are read."""
 
 
-class Record(BaseModel):
+class Record(Frozen):
     """The content of `data.json`. `sft` is None for a run without a supervised phase."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: Fingerprint
     sft: Fingerprint | None = None
@@ -50,12 +47,12 @@ def record_or_verify(
     if solutions is not None:
         sft = fingerprint(config.sft.data or config.data.name, ((one.question, one.identity) for one in solutions))
     record = folder.read_if_there(names.DATA, Record)
-    if record is None and not _has_results(folder):
+    if record is None:
+        if any((folder.path / name).exists() for name in (names.ENVIRONMENT, names.METRICS, names.SFT, names.EVAL)):
+            why = f"{folder.path / names.DATA} is missing, so it is unknown whether the data has changed"
+            raise UserError(why, "start a new run: --out DIR")
         folder.write_json(names.DATA, Record(data=current, sft=sft).model_dump())
         return
-    if record is None:
-        why = f"{folder.path / names.DATA} is missing, so it is unknown whether the data has changed"
-        raise UserError(why, "start a new run: --out DIR")
     _refuse_other(folder, record.data, current, "the data")
     if sft is None:
         return
@@ -95,7 +92,3 @@ def _refuse_other(folder: RunFolder, then: Fingerprint, now: Fingerprint, what: 
             f"{what} of {folder.path}: {changed(then, now)}",
             "restore the old data and resume, or start a new run with the new data: --out DIR",
         )
-
-
-def _has_results(folder: RunFolder) -> bool:
-    return any((folder.path / name).exists() for name in (names.ENVIRONMENT, names.METRICS, names.SFT, names.EVAL))

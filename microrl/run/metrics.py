@@ -91,11 +91,8 @@ def row(values: Mapping[str, Any], parts: Sequence[str] = ()) -> dict[str, Any]:
         values = {**values, "tokens/per_second": values["tokens/generated"] / generate_s}
     unknown = values.keys() - set(names)
     assert not unknown, f"metrics without a description: {sorted(unknown)}"
-    return {name: _finite(values.get(name)) for name in names}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    given = {name: values.get(name) for name in names}
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in given.items()}
 
 
 def of_groups(groups: Sequence[Group], weights: Mapping[str, float] | None = None) -> dict[str, Any]:

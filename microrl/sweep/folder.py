@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
-from microrl.files import BadFile, Seconds
+from microrl.files import BadFile, Frozen, Seconds
 from microrl.run import follow, names, summary
 from microrl.run.folder import RunFolder
 from microrl.sweep.grid import SEED, Strategy, Trial
@@ -33,10 +33,8 @@ LOST: tuple[Status, ...] = ("failed", "refused")
 """Of trials that have no result and are not tried again."""
 
 
-class PlannedTrial(BaseModel):
+class PlannedTrial(Frozen):
     """A trial in `sweep.json`; see `grid.Trial`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9+_-][A-Za-z0-9.+_-]*$", max_length=250)
     values: dict[str, Any]
@@ -58,10 +56,8 @@ class PlannedTrial(BaseModel):
         return values
 
 
-class Plan(BaseModel):
+class Plan(Frozen):
     """`sweep.json`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     strategy: Strategy

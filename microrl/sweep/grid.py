@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from microrl.config import RunConfig, keys_set, of_presets, override, presets
@@ -18,6 +18,7 @@ from microrl.config.adapter import LowRankConfig, RankedConfig
 from microrl.config.adapters import KINDS
 from microrl.config.resolve import leaves, refuse_unread
 from microrl.errors import UserError, did_you_mean, invalid_value
+from microrl.files import Frozen
 
 ALPHA = ("fixed", "rank", "2rank", "rslora")
 """Rules of how the scale follows from the rank: alpha as configured, alpha = r, alpha = 2 r; alpha as configured and the scale
@@ -51,10 +52,8 @@ class Named(str):
         return {key: value.replace("{seed}", str(seed)) if isinstance(value, str) else value for key, value in self.sets.items()}
 
 
-class Study(BaseModel):
+class Study(Frozen):
     """The section `sweep` of a preset: what `microrl sweep` varies unless its options say otherwise."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     base: tuple[str, ...] = ()
     """Presets below this one."""
@@ -64,9 +63,9 @@ class Study(BaseModel):
     alpha: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
     seeds: tuple[Whole, ...] = ()
-    settings: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = Field({})
     """Tables of keys by the name of the setting."""
-    vary: dict[str, tuple[Any, ...]] = {}
+    vary: dict[str, tuple[Any, ...]] = Field({})
     """Values by configuration keys. An empty list, here and above: what a preset below varies is not varied."""
     strategy: Strategy | None = None
     hours: float | None = None

@@ -76,7 +76,7 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
     everything = load_questions(config.data, raw=bool(config.reward.functions or config.env.target), reading=reading)
     report_reading(config, reading, folder, console)
     for question in everything if config.env.target is not None else ():
-        config.env.name_for(question)
+        config.env.name_for(question.row, question.raw)
     solutions = load_solutions(config) if config.sft.is_on and not state.sft.is_done else None
     data_record.record_or_verify(folder, config, everything, solutions)
     if solutions is not None and config.sft.data is not None and is_taught(config.sft.data):
@@ -173,33 +173,18 @@ def render_prompts(
     for part, given, fits in zip(PARTS, (questions.training, held_out, validation), rendered, strict=True):
         questions.left_out[part][TOO_LONG] += len(given) - len(fits)
     report_left_out(questions.left_out, folder, console)
-    return Prompts(
-        *rendered,
-        []
-        if questions.solutions is None
-        else _sft_examples(questions.solutions, questions.refused, tokenizer, config, folder, console, environment),
-    )
-
-
-def _sft_examples(
-    solutions: list[Solution],
-    refused: dict[str, str],
-    tokenizer: Any,
-    config: RunConfig,
-    folder: RunFolder,
-    console: RunConsole,
-    environment: Environment | None,
-) -> list[SftExample]:
+    if (solutions := questions.solutions) is None:
+        return Prompts(*rendered, [])
     progress = partial(console.progress, total=len(solutions), label="rendering solutions")
     kind = None if environment is None else environment.only
-    tools = () if kind is None else kind.interface.tools
+    own_tools = () if kind is None else kind.interface.tools
     converse = None if kind is None else Demonstrations(kind, tokenizer, config.data.thinking).example
-    examples, left_out = to_sft_examples(solutions, tokenizer, config, progress, tools, converse, refused)
+    examples, left_out = to_sft_examples(solutions, tokenizer, config, progress, own_tools, converse, questions.refused)
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     if left_out:
         folder.event("solutions left out", f"{why}; {counted(len(examples), 'solution')} used", reasons=left_out)
     console.note(f"SFT: {counted(len(examples), 'solution')}" + (f"; left out: {why}" if left_out else ""))
-    return examples
+    return Prompts(*rendered, examples)
 
 
 def pick_questions(questions: Sequence[Question], count: int, seed: int, *, repeated: bool = False) -> list[Question]:

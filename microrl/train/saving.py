@@ -48,7 +48,10 @@ def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:
         )
     for path, why_bad in bad:
         _log_bad(folder, checkpoint.set_aside(path), why_bad)
-    elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path, lambda why: _log_bad_heartbeat(folder, why)))
+    last_s = heartbeat.last_s(
+        folder.path, lambda why: folder.event("warning", f"the time since the last checkpoint does not count as used: {why}")
+    )
+    elapsed_s = max(state.elapsed_s, last_s)
     state.phases["lost"] = state.phases.get("lost", 0.0) + elapsed_s - state.elapsed_s
     state.elapsed_s = elapsed_s
     return usable, state
@@ -73,10 +76,6 @@ def record_is_changed(folder: RunFolder, state: State) -> bool:
 
 def _log_bad(folder: RunFolder, aside: Path, why: str) -> None:
     folder.event("bad checkpoint", f"renamed to {aside.name} and not used: {why}")
-
-
-def _log_bad_heartbeat(folder: RunFolder, why: str) -> None:
-    folder.event("warning", f"the time since the last checkpoint does not count as used: {why}")
 
 
 def restore(run: Run, path: Path) -> None:

@@ -37,22 +37,6 @@ def opened(
     config: RunConfig, folder: RunFolder, *, started: float, resume: bool, is_extended: bool, on_hang: OnHang = lambda error: None
 ) -> Iterator[Run]:
     """A loaded run, restored to its last state; closed at the end of the block. Arguments and errors as in `loop.train`."""
-    with ExitStack() as closing:
-        run = _open(config, folder, closing, Watchdog(folder, on_hang), started=started, resume=resume, is_extended=is_extended)
-        yield run
-        run.console.status("closing the engine")
-
-
-def _open(
-    config: RunConfig,
-    folder: RunFolder,
-    closing: ExitStack,
-    watchdog: Watchdog,
-    *,
-    started: float,
-    resume: bool,
-    is_extended: bool,
-) -> Run:
     before = measured_before(folder, config)
     checkpoint, state = saving.find_checkpoint(folder) if resume else (None, State())
     if is_extended:
@@ -65,51 +49,53 @@ def _open(
     def elapsed_s() -> float:
         return spent_s + clock.now_s() - started
 
+    watchdog = Watchdog(folder, on_hang)
     heartbeat = Heartbeat(folder.path, elapsed_s, budget_s=budget_s, on_hang=watchdog.end)
     console = RunConsole(
         title=f"microrl  {folder.path}", total_steps=bounds.steps, budget_s=budget_s, elapsed_s=elapsed_s, log=folder.log,
         on_status=heartbeat.begin,
     )  # fmt: skip
     heartbeat.on_silence, watchdog.console = console.silence, console
-    closing.enter_context(heartbeat)
-    closing.enter_context(console)
-    if not state.step and (plan := planning.of_config(config, is_at_hand=True)) is not None:
-        console.expect(plan.hours * 3600)
-    signals = closing.enter_context(Interrupts(folder.log))
-    with watch.phase("load"):
-        components = setup.build(config, folder, console, watch, state, fresh=checkpoint is None)
-        components.engine.check_deadline = components.scorer.check_deadline = heartbeat.worked
-        closing.callback(components.engine.close)
-        closing.callback(components.scorer.close)
-        if components.environment is not None:
-            closing.callback(components.environment.close)
-        plan = planning.of_model(components, spent_s + clock.now_s() - started)
-    budget = Budget(
-        hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=spent_s, is_trial=folder.is_in_sweep
-    )
-    if state.is_by_steps is None:  # with both bounds: the one that the plan expects to end the run
-        state.is_by_steps = bounds.steps is not None and (bounds.hours is None or plan.steps >= bounds.steps - state.step)
-    budget.is_by_steps = state.is_by_steps
-    failures = fallback.failures(folder)
-    guard = Guard(components.config.guard)
-    guard.counts_accuracy = bool(components.config.reward.accuracy_weight)
-    guard.is_steered = components.config.optim.step_kl is not None
-    guard.completions = (state.validation.questions or 0) * config.validation.samples
-    run = Run(
-        **{one.name: getattr(components, one.name) for one in fields(components)},
-        folder=folder, budget=budget, console=console, signals=signals, state=state, guard=guard,
-        forecast=Forecast(plan, budget, done=state.step, is_same_engine=not failures), heartbeat=heartbeat, before=before,
-        engine_failures=len(failures),
-    )  # fmt: skip
-    heartbeat.forecast_s, watchdog.run = plan.step_s, run
-    refuse_other_questions(run)
-    if checkpoint is not None:
-        saving.restore(run, checkpoint)
-    if resume:  # nothing is deleted before all is read
-        saving.go_back(folder, checkpoint, state)
-    with watch.phase("load"):
-        _begin(run, resume=resume)
-    return run
+    with heartbeat, console, ExitStack() as closing:
+        if not state.step and (plan := planning.of_config(config, is_at_hand=True)) is not None:
+            console.expect(plan.hours * 3600)
+        signals = closing.enter_context(Interrupts(folder.log))
+        with watch.phase("load"):
+            components = setup.build(config, folder, console, watch, state, fresh=checkpoint is None)
+            components.engine.check_deadline = components.scorer.check_deadline = heartbeat.worked
+            closing.callback(components.engine.close)
+            closing.callback(components.scorer.close)
+            if components.environment is not None:
+                closing.callback(components.environment.close)
+            plan = planning.of_model(components, spent_s + clock.now_s() - started)
+        budget = Budget(
+            hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=spent_s,
+            is_trial=folder.is_in_sweep,
+        )  # fmt: skip
+        if state.is_by_steps is None:  # with both bounds: the one that the plan expects to end the run
+            state.is_by_steps = bounds.steps is not None and (bounds.hours is None or plan.steps >= bounds.steps - state.step)
+        budget.is_by_steps = state.is_by_steps
+        failures = fallback.failures(folder)
+        guard = Guard(components.config.guard)
+        guard.counts_accuracy = bool(components.config.reward.accuracy_weight)
+        guard.is_steered = components.config.optim.step_kl is not None
+        guard.completions = (state.validation.questions or 0) * config.validation.samples
+        run = Run(
+            **{one.name: getattr(components, one.name) for one in fields(components)},
+            folder=folder, budget=budget, console=console, signals=signals, state=state, guard=guard,
+            forecast=Forecast(plan, budget, done=state.step, is_same_engine=not failures), heartbeat=heartbeat, before=before,
+            engine_failures=len(failures),
+        )  # fmt: skip
+        heartbeat.forecast_s, watchdog.run = plan.step_s, run
+        refuse_other_questions(run)
+        if checkpoint is not None:
+            saving.restore(run, checkpoint)
+        if resume:  # nothing is deleted before all is read
+            saving.go_back(folder, checkpoint, state)
+        with watch.phase("load"):
+            _begin(run, resume=resume)
+        yield run
+        console.status("closing the engine")
 
 
 def _begin(run: Run, *, resume: bool) -> None:
@@ -165,7 +151,7 @@ def _with_shorter_answers(run: Run, needed_s: float) -> str:
 def require_time_for_a_step(run: Run) -> None:
     """Raises UserError if there is no time for a first step. SFT alone has its own check."""
     budget = run.budget
-    if run.config.sft.only or run.state.step or budget.fits_barely(budget.step.forecast_s()):
+    if run.config.sft.only or run.state.step or budget.fits(budget.step.forecast_s(), barely=True):
         return
     missing_s = budget.step.forecast_s() + budget.min_reserve_s() + run.watch.totals["load"]  # a resumed run loads again
     left_s = budget.left_s() or 0.0

@@ -80,7 +80,7 @@ def _fits(run: Run) -> bool:
     if _is_full(run):
         return False
     needed_s = step_s + (0.0 if config.only else budget.step.forecast_s())
-    return budget.fits(needed_s) or (steps == 0 and budget.fits_barely(needed_s))
+    return budget.fits(needed_s, barely=steps == 0)
 
 
 def _is_full(run: Run) -> bool:

@@ -8,39 +8,15 @@ from pathlib import Path
 
 import processes
 import pytest
-from command_line import in_process
 from places import HELPERS
 
 from microrl.commands import evaluation_job
 from microrl.commands import weights as commands_weights
-from microrl.models.tiny import build_model
 
 SCRIPT = HELPERS / "failing_engine.py"
 OUT_OF_MEMORY = {"at": "evaluating", "error": "CUDA out of memory"}
 ASKED = ["--problems", 6, "--samples", 4, "--max-tokens", 12, "--set", "data.system="]
 ONE_AT_A_TIME = ["--set", "engine.max_kv_gb=0.000001"]
-
-
-@pytest.fixture(scope="module")
-def run(tiny_arguments, tmp_path_factory):
-    """A run whose adapter has moved far enough to be told from the base."""
-    place = tmp_path_factory.mktemp("apart")
-    out = place / "run"
-    (place / "letters.py").write_text(
-        "def count(prompts, completions, rows):\n    return [text.count('e') for text in completions]\n"
-    )
-    sets = ["--set", "optim.lr=0.05", "--reward", "letters:count"]
-    done = in_process("train", *tiny_arguments, *sets, "--steps", 3, "--out", out, cwd=place)
-    assert done.returncode == 0, done.stderr
-    return out
-
-
-@pytest.fixture(scope="module")
-def other_model(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("other")
-    build_model(tokenizer, seed=4).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def stored(out):

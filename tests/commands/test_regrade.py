@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from made_run import rewrite
 
 from microrl.files import BadFile
 from microrl.run import rollouts
@@ -147,12 +148,7 @@ def test_a_run_without_rows_gives_question_and_answer(inside, run):
 
 
 def strip(run, *keys):
-    for path in (run / "rollouts").glob("*.gz"):
-        with gzip.open(path, "rt") as file:
-            lines = [json.loads(line) for line in file]
-        with gzip.open(path, "wt") as file:
-            for line in lines:
-                file.write(json.dumps({key: value for key, value in line.items() if key not in keys}) + "\n")
+    rewrite(run, lambda line: {key: value for key, value in line.items() if key not in keys})
 
 
 def test_bad_input(inside, run, tmp_path):

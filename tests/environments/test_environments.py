@@ -371,7 +371,7 @@ def test_a_row_that_chooses_none_is_refused_before_a_model_is_loaded(tmp_path):
 def test_a_row_that_names_another_environment_is_refused(name):
     env = several("sums=made_tools:Calculator", "calculator").env
     with pytest.raises(UserError, match="row 7 names no environment of this run in `environment`: "):
-        env.name_for(Question(7, "?", "1", json.dumps({"environment": name})))
+        env.name_for(7, json.dumps({"environment": name}))
 
 
 def test_two_environments_have_two_names():

@@ -61,6 +61,15 @@ def make(
     return folder
 
 
+def rewrite(folder, change):
+    """Replace each line of a run's rollouts by what `change` makes of it."""
+    for path in (folder / "rollouts").iterdir():
+        with gzip.open(path, "rt") as file:
+            lines = [change(json.loads(line)) for line in file]
+        with gzip.open(path, "wt") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
 def ending(**changes):
     """A summary of a run that is done."""
     ended = Summary(status="done", steps=4, hours_budget=1.0, hours_spent=0.5, cost_usd=0.15, trainable_params=5)

@@ -1,4 +1,4 @@
-"""Random models of four architectures, adapters on them, and how far apart their gradients are."""
+"""Random models of four architectures, adapters on them, their own scores, and how far apart their gradients are."""
 
 import copy
 import functools
@@ -58,6 +58,16 @@ def small(architecture):
     return model
 
 
+class OnCard:
+    """A model that says it is on a card."""
+
+    def __init__(self, model):
+        self._model, self.device = model, torch.device("cuda")
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+
 def with_adapter(model, *, teacher=None, **flags):
     """A policy on the model whose adapter is not zero."""
     config = resolve((), {"adapter.rank": 8, "adapter.alpha": 16.0, "sampling.max_completion_tokens": 16, **flags})
@@ -72,6 +82,16 @@ def as_loaded(model):
     """The model with the parts that `load` puts in."""
     use_own_parts(model)
     return model
+
+
+def own_logits(model, row):
+    """At every token of a row's completion, by the model's own forward pass."""
+    logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]]), use_cache=False).logits
+    return logits[0, len(row.prompt_ids) - 1 : -1]
+
+
+def own_logprobs(model, row):
+    return own_logits(model, row).log_softmax(-1).gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
 
 
 def gradients(policy, batch, **attributes):

@@ -1,4 +1,4 @@
-"""What an engine samples from a model of `random_models`: in groups, as rows of a batch, and with made-up scores."""
+"""What an engine samples from a model of `random_models`: in groups, as rows of a batch, with made-up scores, at a pace."""
 
 import torch
 from random_models import random_model
@@ -21,6 +21,21 @@ def rows_of(groups):
         for group in groups
         for completion in group.completions
     ]
+
+
+class ScriptedPace:
+    """A pace that lets so many groups be decoded at once, and ends after so many looks."""
+
+    def __init__(self, at_once, looks=10**9):
+        self.at_once, self.looks, self.most = at_once, looks, 0
+
+    def may_start(self, in_flight):
+        self.most = max(self.most, in_flight)
+        return in_flight < self.at_once
+
+    def is_over(self):
+        self.looks -= 1
+        return self.looks < 0
 
 
 def scored_groups(model, policy, tokenizer, size=4, tokens=16):

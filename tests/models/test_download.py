@@ -52,6 +52,12 @@ except UserError as error:
 """
 
 
+def downloaded(hub, here):
+    """The finished process of the download."""
+    with fake_hub.serving(hub) as address:
+        return subprocess.run([sys.executable, "-c", CODE], env=here(address), capture_output=True, text=True, timeout=200)
+
+
 def snapshot(tmp_path):
     return tmp_path / "hf" / "hub" / "models--somebody--tiny" / "snapshots" / COMMIT
 
@@ -59,8 +65,7 @@ def snapshot(tmp_path):
 @pytest.mark.slow
 def test_how_far_it_is_is_shown(hub, here, tmp_path):
     hub.bytes_a_second = 8e6
-    with fake_hub.serving(hub) as address:
-        done = subprocess.run([sys.executable, "-c", CODE], env=here(address), capture_output=True, text=True, timeout=100)
+    done = downloaded(hub, here)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith(f"downloading {NAME}, MB: ")]
     assert lines[0].startswith(f"downloading {NAME}, MB: 0/20")
@@ -120,8 +125,7 @@ def test_what_is_left_over_is_not_counted(tmp_path):
 @pytest.mark.slow
 def test_a_connection_that_breaks_is_resumed(hub, here, tmp_path):
     hub.breaks_after, hub.breaks = 15_000_000, 1  # the library writes 10 MiB at a time
-    with fake_hub.serving(hub) as address:
-        done = subprocess.run([sys.executable, "-c", CODE], env=here(address), capture_output=True, text=True, timeout=100)
+    done = downloaded(hub, here)
     assert done.returncode == 0, done.stderr
     assert hub.downloads(WEIGHTS) == [0, 10 * 2**20]
     assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
@@ -130,8 +134,7 @@ def test_a_connection_that_breaks_is_resumed(hub, here, tmp_path):
 @pytest.mark.slow
 def test_a_hub_that_fails_halfway_is_one_line_with_a_remedy(hub, here, monkeypatch):
     hub.breaks_after = 0
-    with fake_hub.serving(hub) as address:
-        done = subprocess.run([sys.executable, "-c", CODE], env=here(address), capture_output=True, text=True, timeout=200)
+    done = downloaded(hub, here)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"model {NAME} could not be loaded: " in done.stderr and "try again" in done.stderr
 
@@ -140,8 +143,7 @@ def test_a_hub_that_fails_halfway_is_one_line_with_a_remedy(hub, here, monkeypat
 @pytest.mark.one_of_each
 def test_a_name_that_the_hub_does_not_have(hub, here):
     hub.name = "somebody/else"
-    with fake_hub.serving(hub) as address:
-        done = subprocess.run([sys.executable, "-c", CODE], env=here(address), capture_output=True, text=True, timeout=100)
+    done = downloaded(hub, here)
     assert done.returncode == 1 and f"there is no model `{NAME}` on the hub" in done.stderr
 
 

@@ -8,7 +8,7 @@ from every_adapter import config_of
 from random_models import random_model
 
 from microrl.adapters.attach import attach
-from microrl.adapters.lora_linear import GatedLoraProduct, MergedLoraProduct
+from microrl.adapters.lora_linear import MergedLoraProduct
 from microrl.models.gated_mlp import MLPS, Gated, GatedMlp, use_lean_mlps
 from microrl.policy.activations import recomputed
 
@@ -34,10 +34,13 @@ def test_gradients_through_a_pair_are_those_of_finite_differences(trained, rank)
     for name in trained:
         factors[name].requires_grad_()
     gate, up, A, B = factors.values()
-    inner = torch.nn.functional.silu(gate) * up
-    plain = MergedLoraProduct.apply(inner, weight, bias, A, B, 0.7)
-    assert torch.allclose(GatedLoraProduct.apply(gate, up, weight, bias, A, B, 0.7), plain)
-    assert torch.autograd.gradcheck(lambda *xs: GatedLoraProduct.apply(*xs[:2], weight, bias, *xs[2:], 0.7), (gate, up, A, B))
+    plain = MergedLoraProduct.apply(torch.nn.functional.silu(gate) * up, weight, bias, A, B, 0.7)
+
+    def product(gate, up, A, B):
+        return MergedLoraProduct.apply(gate, weight, bias, A, B, 0.7, up)
+
+    assert torch.allclose(product(*factors.values()), plain)
+    assert torch.autograd.gradcheck(product, tuple(factors.values()))
 
 
 def update(architecture, kind, lean, checkpointing=False):

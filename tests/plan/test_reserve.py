@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from places import FIXTURES, HELPERS, ROOT
+from random_models import OnCard
 
 from microrl.config import resolve
 from microrl.limits import BATCHED_TOKENS
@@ -139,16 +140,6 @@ class Stopped(Exception):
 
 def stop():
     raise Stopped
-
-
-class OnCard:
-    """A model that says it is on a card."""
-
-    def __init__(self, model):
-        self._model, self.device = model, torch.device("cuda")
-
-    def __getattr__(self, name):
-        return getattr(self._model, name)
 
 
 # ---- what vLLM makes of it

@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 from places import FIXTURES
-from random_models import SHAPE, as_loaded, gradients, relative_gap, small, with_adapter
+from random_models import SHAPE, as_loaded, gradients, own_logits, relative_gap, small, with_adapter
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from microrl.algorithm.batch import Batch, Row
@@ -137,8 +137,7 @@ def test_what_the_teacher_calls_impossible_is_bounded(broken):
 
 def of_row(model, row):
     """The model's own logits at the drawn tokens of a row."""
-    logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]])).logits[0, len(row.prompt_ids) - 1 : -1]
-    return logits[drawn_mask([row], len(row.completion_ids))[0]]
+    return own_logits(model, row)[drawn_mask([row], len(row.completion_ids))[0]]
 
 
 @pytest.mark.parametrize(("top_k", "weight"), [(4, 0.0), ("all", 0.0), (4, 0.7)])

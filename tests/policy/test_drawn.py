@@ -8,7 +8,7 @@ import pytest
 import torch
 from algorithms import GRPO
 from losses import LOSSES
-from random_models import ARCHITECTURES, as_loaded, gradients, random_model, relative_gap, with_adapter
+from random_models import ARCHITECTURES, as_loaded, gradients, own_logits, own_logprobs, random_model, relative_gap, with_adapter
 from samples import scored_groups
 
 from microrl.algorithm.batch import Row, assemble
@@ -44,12 +44,6 @@ def episodes(model, policy, tokenizer):
     batch = assemble(with_a_tool(scored_groups(model, policy, tokenizer)), GRPO)
     assert 0 < sum(row.drawn is None for row in batch.rows) < len(batch.rows)
     return batch
-
-
-def own_logprobs(model, row):
-    """Of every token of the completion, by the model's own logits."""
-    logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]]), use_cache=False).logits
-    return logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1).gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
 
 
 @pytest.mark.cases(fast=2)
@@ -109,8 +103,7 @@ def test_scores_and_metrics_are_those_of_the_drawn_tokens(architecture, tokenize
         drawn = drawn_mask([row], len(row.completion_ids))[0]
         with torch.no_grad():
             expected = own_logprobs(policy.adapter.model, row)
-            logits = policy.adapter.model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]])).logits
-        everything = logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1)[drawn]
+            everything = own_logits(policy.adapter.model, row).log_softmax(-1)[drawn]
         entropies.append(float(-(everything.exp() * everything).sum(-1).mean()))
         assert (logprobs[~drawn] == 0).all() and torch.allclose(logprobs[drawn], expected[drawn], atol=1e-9)
     update = policy.update(batch, 0.0)

@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 from algorithms import GRPO, MASKED
-from random_models import ARCHITECTURES, as_loaded, gradients, random_model, relative_gap, with_adapter
+from random_models import ARCHITECTURES, as_loaded, gradients, own_logits, random_model, relative_gap, with_adapter
 from samples import PROMPTS, collect, scored_groups
 
 from microrl.algorithm import loss as losses
@@ -238,8 +238,7 @@ def test_the_gradient_is_that_of_the_plain_formula(tokenizer):
     policy.adapter.model.zero_grad()
     total = 0.0
     for row in batch.rows:
-        ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
-        logits = policy.adapter.model(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1)
+        logits = own_logits(policy.adapter.model, row).log_softmax(-1)
         chosen = logits.gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
         # The importance weight of trainer against sampler, whose log-probabilities are fp32 here.
         weight = (chosen.detach() - torch.tensor(row.engine_logprobs)).exp()

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from random_models import as_loaded, gradients, relative_gap, small, with_adapter
+from random_models import as_loaded, gradients, own_logits, own_logprobs, relative_gap, small, with_adapter
 
 from microrl.adapters.attach import attach
 from microrl.algorithm.batch import Batch, Row
@@ -37,12 +37,6 @@ def trained(model, kind, scale=0.2):
         for parameter in attached.parameters.values():
             parameter += torch.randn(parameter.shape, generator=generator).to(parameter) * scale * (0.05 if kind == "full" else 1)
     return attached.snapshot(1)
-
-
-def own_logprobs(model, row):
-    """Of a row's tokens, by the model's own forward pass."""
-    logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]])).logits[0, len(row.prompt_ids) - 1 : -1]
-    return logits.log_softmax(-1).gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
 
 
 def scores(teacher, *, share_prompts=True):
@@ -106,8 +100,7 @@ def test_the_scores_do_not_depend_on_how_prompts_are_shared():
 
 def test_the_teacher_is_scored_at_the_training_temperature():
     model, row = small("qwen2").double(), ROWS[2]
-    logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]])).logits[0, len(row.prompt_ids) - 1 : -1]
-    expected_T = (logits / 0.6).log_softmax(-1).gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
+    expected_T = (own_logits(model, row) / 0.6).log_softmax(-1).gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
     assert torch.allclose(scores(Teacher(model, BASE, temperature=0.6)).logprobs_BT[2, :2], expected_T, atol=1e-9)
 
 

@@ -17,7 +17,7 @@ import time
 
 import pytest
 from command_line import in_process
-from made_run import HOSTILE, ending, make
+from made_run import HOSTILE, ending, make, rewrite
 
 from microrl import files
 from microrl.errors import UserError
@@ -137,13 +137,8 @@ def test_geometry_is_rounded_and_text_is_not(tmp_path):
 @pytest.mark.slow
 def test_long_completions_are_shown(tmp_path):
     folder = make(tmp_path / "run", steps=50, group=4, text=lambda rng: "so " * 2000)
-    for path in (folder / "rollouts").iterdir():
-        with gzip.open(path, "rt") as file:
-            lines = [json.loads(line) for line in file]
-        with gzip.open(path, "wt") as file:
-            for line in lines:
-                detail = {"pieces": ["so "] * 2000, "logprobs": [-0.5] * 2000} if "pieces" in line else {}
-                file.write(json.dumps(line | detail) + "\n")
+    detail = {"pieces": ["so "] * 2000, "logprobs": [-0.5] * 2000}
+    rewrite(folder, lambda line: line | (detail if "pieces" in line else {}))
     for limit in (1_200_000, 200_000):
         found = sample(History.load(folder), limit)
         assert len({entry["step"] for entry in found.shown}) >= min(limit // 60_000, 20)
@@ -266,14 +261,8 @@ def damaged(folder, how):
         whole = (folder / "metrics.jsonl").read_text().splitlines()[:-1]
         last = '{"step": 19, "reward/mean": NaN, "time/step": 1' + "0" * 400 + ', "budget/elapsed_s": true}'
         (folder / "metrics.jsonl").write_text("\n".join([*whole, last, ""]))
-        for path in (folder / "rollouts").iterdir():
-            with gzip.open(path, "rt") as file:
-                lines = [json.loads(line) for line in file]
-            with gzip.open(path, "wt") as file:
-                for line in lines:
-                    file.write(
-                        json.dumps(line | {"reward": math.nan, "parts": {"x": math.inf}, "logprobs": [math.nan] * 3}) + "\n"
-                    )
+        not_finite = {"reward": math.nan, "parts": {"x": math.inf}, "logprobs": [math.nan] * 3}
+        rewrite(folder, lambda line: line | not_finite)
         tree = {"status": 5, "steps": "x", "eval": odd, "forecast": [], "hours_spent": "y", "cost_usd": {}}
         (folder / "summary.json").write_text(json.dumps(tree))
         spectra = [3, {"index": "x", "c": [1]}]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from echoes import Echoes
 from random_models import ARCHITECTURES, random_model, with_adapter
-from samples import PROMPTS, collect, rows_of
+from samples import PROMPTS, ScriptedPace, collect, rows_of
 
 from microrl.limits import CPU_ROWS
 from microrl.models.forward import sequence_logprobs
@@ -249,39 +249,24 @@ def with_equal_numbers(groups, like):
     return replaced
 
 
-class Scripted:
-    """A pace that lets so many groups start at once, and ends after so many looks."""
-
-    def __init__(self, at_once, looks=10**9):
-        self.at_once, self.looks, self.most = at_once, looks, 0
-
-    def may_start(self, in_flight):
-        self.most = max(self.most, in_flight)
-        return in_flight < self.at_once
-
-    def is_over(self):
-        self.looks -= 1
-        return self.looks < 0
-
-
 def test_a_pace_holds_groups_back_and_ends_the_sampling(tokenizer):
     engine = TransformersEngine(that_often_stops("qwen2"), tokenizer, max_kv_gb=1)
     prompts, sampling = varied(9), Sampling(2, 40)
     free = collect(engine, BASE, prompts, sampling)
     with engine.awake(BASE) as sampler:
-        pace = Scripted(2)
+        pace = ScriptedPace(2)
         held = dict(sampler.groups(prompts, sampling, stream=(0, 0), pace=pace))
         assert pace.most == 2
         assert [held[n] for n in range(9)] == with_equal_numbers(free, held)[:9]
-        assert list(sampler.groups(prompts, sampling, stream=(0, 0), pace=Scripted(0))) == []
-        cut = dict(sampler.groups(prompts, sampling, stream=(0, 0), pace=Scripted(2, looks=60)))
+        assert list(sampler.groups(prompts, sampling, stream=(0, 0), pace=ScriptedPace(0))) == []
+        cut = dict(sampler.groups(prompts, sampling, stream=(0, 0), pace=ScriptedPace(2, looks=60)))
     assert 0 < len(cut) < 9 and all(cut[n] == held[n] for n in cut), "what is yielded is whole"
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 def test_an_answered_question_makes_room_for_another(tokenizer, seconds):
     """However long its environment takes for the last turn, after which nothing is decoded."""
-    engine, pace = TransformersEngine(that_often_stops("qwen2"), tokenizer, max_kv_gb=1), Scripted(2)
+    engine, pace = TransformersEngine(that_often_stops("qwen2"), tokenizer, max_kv_gb=1), ScriptedPace(2)
     echoes = Echoes(turns=2, wait=lambda: time.sleep(seconds))
     with engine.awake(BASE) as sampler:
         groups = sampler.groups(varied(9), Sampling(2, 40), stream=(0, 0), pace=pace, environment=echoes)

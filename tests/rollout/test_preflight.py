@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from random_models import OnCard
 
 from microrl.adapters.attach import targets as targets_of
 from microrl.config import resolve
@@ -288,16 +289,6 @@ def test_the_card_has_room_for_the_first_hand_over(monkeypatch, model, flags, ke
     factory._vllm_settings(config, on_card, 64)
     trained = 8 * sum(layer.in_features + layer.out_features for layer in targets_of(model, config.adapter).values())
     assert trained == 32_768 and seen["adapter"] == pytest.approx(kept * trained, abs=1)
-
-
-class OnCard:
-    """A model that says it is on a card."""
-
-    def __init__(self, model):
-        self._model, self.device = model, torch.device("cuda")
-
-    def __getattr__(self, name):
-        return getattr(self._model, name)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from planned import seconds_of
 
 from microrl.run.budget import EVALUATION_MARGIN, Budget, Durations
 from microrl.run.forecast import Forecast
@@ -76,11 +77,11 @@ def test_a_run_makes_at_least_one_step_at_the_price_of_a_part_of_its_evaluation(
     clock = Clock()
     budget = made(clock)
     budget.evaluation_s, budget.step.guess_s = 80.0, 40.0
-    assert not budget.fits(40.0) and budget.fits_barely(budget.step.forecast_s())
+    assert not budget.fits(40.0) and budget.fits(budget.step.forecast_s(), barely=True)
     assert run(budget, clock, [40.0]) == [0]
     budget = made(Clock())
     budget.evaluation_s, budget.step.guess_s = 80.0, 90.0
-    assert not budget.fits_barely(budget.step.forecast_s()) and run(budget, clock, [40.0]) == []
+    assert not budget.fits(budget.step.forecast_s(), barely=True) and run(budget, clock, [40.0]) == []
 
 
 def test_work_is_given_up_when_not_even_a_part_of_the_evaluation_would_fit():
@@ -123,9 +124,7 @@ def test_time_of_earlier_processes_counts():
 @pytest.mark.parametrize(("took_s", "expected"), [([20.0], 4), ([1.0], 80), ([20.0, 1.0, 1.0], 61)])
 def test_the_expected_number_of_steps_follows_the_pace_from_the_first_step_on(took_s, expected):
     """100 s, of which the end needs 20; the plan had expected a step to take 8 s."""
-    plan = SimpleNamespace(
-        steps=10, step_s=8.0, save_s=0.0, validation_s=0.0, sft_step_s=1.0, evaluation_s=0.0, step_parts_s={"update": 1.0}
-    )
+    plan = seconds_of(step_s=8.0, save_s=0.0, validation_s=0.0, evaluation_s=0.0)
     clock = Clock()
     budget = made(clock)
     forecast = Forecast(plan, budget, done=0)
@@ -139,11 +138,8 @@ def test_the_expected_number_of_steps_follows_the_pace_from_the_first_step_on(to
 
 def forecast_of(before):
     """A forecast with this evaluation before training, and its budget, of an hour."""
-    plan = SimpleNamespace(
-        steps=10, step_s=5.0, save_s=0.1, validation_s=9.0, sft_step_s=1.0, evaluation_s=40.0, step_parts_s={"update": 1.0}
-    )
     budget = Budget(hours=1.0, steps=None, started=0.0, now=partial(next, count()))
-    forecast = Forecast(plan, budget, done=0)
+    forecast = Forecast(seconds_of(), budget, done=0)
     forecast.evaluated(before)
     return forecast, budget
 

@@ -159,27 +159,31 @@ def test_a_damaged_line_of_what_happened_is_left_out(made, line):
     assert schedule.next_trial(SweepFolder.open(made.path), 0.0) == fresh
 
 
+ENDED = {"status": "done", "steps": 3, "hours_spent": 0.1, "cost_usd": 0.0, "trainable_params": 9, "hours_budget": 0.1}
+
+
+def with_result(made):
+    """The run of a trial that has ended, with an evaluation."""
+    run = made.trial("r2-seed0")
+    (run / "eval").mkdir(parents=True)
+    (run / "eval" / "held-out-after.json").write_text("{}")
+    (run / "summary.json").write_text(json.dumps(ENDED))
+    return run
+
+
 @pytest.mark.parametrize(
     "change", [{"hours_spent": float("nan")}, {"cost_usd": float("inf")}, {"steps": 10**400}, {"steps": -1}, {"eval": []}]
 )
 def test_a_trial_whose_summary_is_damaged_has_no_result(made, change):
-    run = made.trial("r2-seed0")
-    (run / "eval").mkdir(parents=True)
-    (run / "eval" / "held-out-after.json").write_text("{}")
-    whole = {"status": "done", "steps": 3, "hours_spent": 0.1, "cost_usd": 0.0, "trainable_params": 9, "hours_budget": 0.1}
-    (run / "summary.json").write_text(json.dumps(whole))
+    run = with_result(made)
     assert [path for _, path in table.ended(made)] == [run]
     assert table.lines(made)[0].summary.steps == 3
-    (run / "summary.json").write_text(json.dumps(whole | change))
+    (run / "summary.json").write_text(json.dumps(ENDED | change))
     assert not table.ended(made) and "summary.json is damaged; to repeat the trial" in table.left_out(made)[0]
 
 
 def test_a_trial_whose_evaluation_is_damaged_is_to_be_made_again(made):
-    run = made.trial("r2-seed0")
-    (run / "eval").mkdir(parents=True)
-    (run / "eval" / "held-out-after.json").write_text("{}")
-    whole = {"status": "done", "steps": 3, "hours_spent": 0.1, "cost_usd": 0.0, "trainable_params": 9, "hours_budget": 0.1}
-    (run / "summary.json").write_text(json.dumps(whole))
+    run = with_result(made)
     with pytest.raises(BadFile, match=r"held-out-after\.json is damaged") as raised:
         contrast.accuracies(made)
     assert raised.value.hint == f"delete {run}, then: microrl sweep --resume {made.path}"
@@ -187,8 +191,7 @@ def test_a_trial_whose_evaluation_is_damaged_is_to_be_made_again(made):
 
 def test_a_trial_without_an_evaluation_is_left_out_and_named(made):
     (made.trial("r2-seed0") / "final").mkdir(parents=True)
-    whole = {"status": "done", "steps": 3, "hours_spent": 0.1, "cost_usd": 0.0, "trainable_params": 9, "hours_budget": 0.1}
-    (made.trial("r2-seed0") / "summary.json").write_text(json.dumps(whole))
+    (made.trial("r2-seed0") / "summary.json").write_text(json.dumps(ENDED))
     # That of the base model is shared among the trials.
     (made.trial("r2-seed0") / "eval").mkdir()
     (made.trial("r2-seed0") / "eval" / "held-out-before.json").write_text("{}")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import processes
 import pytest
 from failing_runs import SCRIPT, script, started_anew, survived
+from planned import seconds_of
 
 from microrl.config import resolve
 from microrl.errors import EngineFault, MachineFailure, UserError
@@ -148,14 +149,11 @@ def test_a_change_that_cannot_be_written_ends_the_run(folder, monkeypatch):
 
 def test_seconds_of_another_engine_are_not_believed():
     """An evaluation that took vLLM a second is planned anew for transformers, until steps are measured."""
-    plan = SimpleNamespace(
-        steps=10, step_s=5.0, save_s=0.1, validation_s=9.0, sft_step_s=1.0, evaluation_s=40.0, step_parts_s={"update": 1.0}
-    )
     before = SimpleNamespace(seconds=1.0, mean_length=10.0)
     expected = {}
     for is_same in (True, False):
         budget = Budget(hours=1.0, steps=None, started=0.0, now=lambda: 0.0)
-        Forecast(plan, budget, done=3, is_same_engine=is_same).evaluated(before)
+        Forecast(seconds_of(), budget, done=3, is_same_engine=is_same).evaluated(before)
         expected[is_same] = budget.evaluation_s
     assert expected == {True: 1.0, False: 40.0}
 

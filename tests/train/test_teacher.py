@@ -296,15 +296,6 @@ def test_other_prompts_of_a_teachers_run_are_named():
     assert source.other_prompts(source.config) == "" and Source("m", None).other_prompts(config()) == ""
 
 
-@pytest.fixture(scope="module")
-def other_model(tokenizer, tmp_path_factory):
-    """Another random model with the same tokenizer."""
-    folder = tmp_path_factory.mktemp("other")
-    build_model(tokenizer, seed=4).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def test_a_teacher_with_other_tokens_ends_the_run_before_its_first_step(inside, tiny_arguments, other_model, tmp_path):
     strange, out = tmp_path / "strange", tmp_path / "run"
     shutil.copytree(other_model, strange)

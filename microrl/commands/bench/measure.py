@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from microrl import clock, files
+from microrl import clock
 from microrl.commands import isolated
 from microrl.errors import UserError
 from microrl.models import driver, gpu
@@ -57,12 +57,6 @@ class Outcome:
         """As JSON's types."""
         stage = {"title": self.stage.title, "kind": self.stage.kind, "options": self.stage.options}
         return {**stage, "seconds": self.seconds, "found": self.measured, "error": self.error, "hint": self.hint}
-
-
-def check_folder(out: Path) -> None:
-    """Raise UserError for a folder that cannot be written to."""
-    if not files.is_writable(out):
-        raise UserError(f"cannot write into {out}", "choose another folder: --out DIR")
 
 
 def stages(shape: str | None, rank: int | None) -> list[Stage]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -90,12 +89,10 @@ def compare(
                 say(f"pair {number + 1} of {pairs}: {name} {ended} after {result['steps']} steps, {result['step_s']:.3g} s "
                     f"(the process {result['process_s']:.3g} s), accuracy {result['accuracy']:.3f}")  # fmt: skip
             compared_pairs.append(with_ratio(sides["microrl"], sides["peer"]))
-    ratios = [pair["ratio"] for pair in compared_pairs]
-    known = all(ratio is not None for ratio in ratios)
+    is_known = all(pair["ratio"] is not None for pair in compared_pairs)
     return {
         "pairs": compared_pairs,
-        "ratio": statistics.median(ratios) if known else None,
-        "ratio_range": [min(ratios), max(ratios)] if known else None,
+        **(peers.spread("ratio", compared_pairs) if is_known else {"ratio": None, "ratio_range": None}),
         "versions": {"microrl": {name: metadata.version(name) for name in peers.OURS}, "peer": versions},
         "settings": {
             "model": model,

@@ -156,10 +156,6 @@ def _boxes(case: Case) -> Found:
     return _listed("several boxes", case, OTHERS=others, BOXES=boxes, NUMBERS=numbers)
 
 
-def _stuffing(case: Case) -> Found:
-    return _listed("stuffing", case, STEPS=" ".join(f"Step {n}: I compute carefully." for n in range(1, 60)))
-
-
 ANSWERS: dict[str, Callable[[Case], Found]] = {
     "empty box": _empty_box,
     "several answers in a box": _several_in_the_box,
@@ -177,7 +173,7 @@ TEXTS: dict[str, Callable[[Case], Found]] = {
     "question repeated": partial(_listed, "question repeated"),
     "answer in the thinking": partial(_listed, "answer in the thinking"),
     "several boxes": _boxes,
-    "stuffing": _stuffing,
+    "stuffing": partial(_listed, "stuffing", STEPS=" ".join(f"Step {n}: I compute carefully." for n in range(1, 60))),
 }
 HANGING: dict[str, Callable[[Case], Found]] = {"hanging": partial(_listed, "hanging")}
 WITHOUT_FORM: dict[str, Callable[[Case], Found]] = {kind: partial(_listed, kind) for kind in ("no form", "empty thinking")}

@@ -1,6 +1,6 @@
 """Custom reward functions: each runs in a process of its own, is called once a group, and is killed at its deadline.
 
-A reward function has this signature (`RewardFunctionType`):
+A reward function has this signature:
 
 >>> def brevity(prompts: list[str], completions: list[str], rows: list[dict]) -> list[float | None]:
 ...     return [1 - min(len(text) / 1000, 1) for text in completions]
@@ -32,9 +32,6 @@ from microrl.errors import UserError
 from microrl.rewards.custom.process import CustomProcess
 from microrl.sandbox.worker import LOOK_S, Cancelled, NoReply, never
 from microrl.types import Group
-
-RewardFunctionType = Callable[[list[str], list[str], list[dict[str, Any]]], list[float | None]]
-"""(prompts, completions, rows) -> one number for each completion, or None where it is to be left out."""
 
 NOT_CALLED = "it was not called"
 KILLS = 2

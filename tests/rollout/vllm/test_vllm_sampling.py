@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from samples import rows_of
+from samples import ScriptedPace, rows_of
 from vllm_served import CLOSE, LENGTH, STREAMED, STREAMED_LENGTH, gap, process_state, prompts, sampled
 
 from microrl.types import BASE, Prompt, Sampling
@@ -69,30 +69,15 @@ def test_temperature_0_takes_the_likeliest_token(served):
     assert [one.completions[0].token_ids for one in sure] == [one.completions[0].token_ids for one in groups]
 
 
-class Two:
-    """A pace that lets two groups be decoded at once, and stops after so many looks."""
-
-    def __init__(self, looks=10**9):
-        self.looks, self.most = looks, 0
-
-    def may_start(self, in_flight):
-        self.most = max(self.most, in_flight)
-        return in_flight < 2
-
-    def is_over(self):
-        self.looks -= 1
-        return self.looks < 0
-
-
 def test_a_pace_holds_groups_back_and_ends_the_sampling(served):
     chosen, sampling = prompts(served, STREAMED, STREAMED), Sampling(1, LENGTH)
     with served.in_mode("swap").awake(BASE) as sampler:
-        pace = Two()
+        pace = ScriptedPace(2)
         held = dict(sampler.groups(chosen, sampling, stream=(5,), pace=pace))
         assert pace.most == 2 and held.keys() == set(range(len(chosen)))
         steps = sampler.decode_steps
         assert len(chosen) * LENGTH >= steps > 0
-        cut = dict(sampler.groups(chosen, sampling, stream=(5,), pace=Two(looks=steps // 2)))
+        cut = dict(sampler.groups(chosen, sampling, stream=(5,), pace=ScriptedPace(2, looks=steps // 2)))
         assert 0 < len(cut) < len(chosen)
         part = dict(sampler.groups(chosen[1:], sampling, stream=(5,), positions=range(1, len(chosen))))
     if served.engine.driver.seeded:
