@@ -20,7 +20,7 @@ from microrl import clock, files
 from microrl.algorithm.batch import Row
 from microrl.commands.evaluation_job import for_all
 from microrl.commands.weights import opened, trained
-from microrl.config import RunConfig
+from microrl.config import RunConfig, override
 from microrl.config.paths import TEACH
 from microrl.config.resolve import leaves
 from microrl.data import taught
@@ -76,6 +76,9 @@ def teach(
     `config.evaluation` says how many questions are asked and how; the scores are at the training temperature. No part begins that
     is likely to end after `until_s`, but the first is always written. Raises UserError.
     """
+    given = config
+    if is_resumed:  # by the engine that wrote the first parts, which may have been chosen by `auto`
+        config = override(config.model_dump(), {"engine.kind": taught.read_record(folder).sampling.engine}, ())
     engine_name = select_engine(config)  # fails before anything is loaded
     with RunConsole() as console, closing(make_scorer(config)) as scorer:
         if (weak := weakness()) is not None:
@@ -89,6 +92,8 @@ def teach(
         for why, count in Counter(near.values()).items():
             console.note(f"{counted(count, 'question')} left out: {why}")
         pool = [question for question in pool if question.text not in near]
+        if near and not pool:
+            raise UserError("no question is left: see above", "remove the benchmark from data.decontaminate, or use other --data")
         questions = check_golds(pick_questions(pool, config.evaluation.problems, config.seed), scorer, config, None, console)
         model, tokenizer = load_model(config, console)
         snapshot = BASE if adapter is None else trained(adapter, config, model)
@@ -111,7 +116,7 @@ def teach(
             ),
             scored_at=config.sampling.temperature, top_k=top_k, only_right=only_right, questions=len(prompts),
             prompts_sha256=prompts_sha256(prompts), is_done=False, parts=_intact(folder) if is_resumed else [],
-            config=config.model_dump(mode="json"), adapter=adapter and str(adapter),
+            config=given.model_dump(mode="json"), adapter=adapter and str(adapter),
         )  # fmt: skip
         if is_resumed:
             _refuse_another(folder, record)
@@ -256,10 +261,9 @@ def _refuse_another(folder: Path, record: Record) -> None:
         if value != before.get(key)
     ]
     if differing:
-        has_other_engine = now["sampling.engine"] != before["sampling.engine"]
-        restore = "resume it where that engine is installed" if has_other_engine else "restore what has changed"
         raise UserError(
-            f"{folder} cannot be continued: {'; '.join(differing)}", f"{restore}, or begin another folder: {taught.NEW}"
+            f"{folder} cannot be continued: {'; '.join(differing)}",
+            f"restore what has changed, or begin another folder: {taught.NEW}",
         )
 
 

@@ -175,7 +175,7 @@ def estimate_memory(work: Workload, room: float) -> Memory:
 def _copies(work: Workload) -> float:
     """What an update can be undone with, and its size measured; a card's are in main memory. See `all_or_nothing`, `StepSize`."""
     optim = work.config.optim
-    measuring = 0 if optim.step_kl is None else 1 if work.dtype_bytes == 4 else 2
+    measuring = 2 if work.dtype_bytes < 4 else int(optim.step_kl is not None)
     undoing = 4.0 * work.trained + work.moment_bytes if optim.prompts_per_update is not None else 0.0
     return (4.0 * work.trained * measuring + undoing) * work.device.is_cpu
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -36,9 +35,9 @@ class StepSize:
     have, nats a token; None with a fixed rate.
 
     In 16 bits, the smallest change of the weights rounds all activations anew. On SmolLM2 in bfloat16 that alone is a KL of 1e-3
-    to 2e-3 nats a token, and the default target is 2e-4: steered by it, the rate would fall without end. The KL of a small step
-    grows with the square of its length. So the step is made longer until its KL is far above that of rounding, and the KL is
-    divided by the square. Afterwards the weights are what they were, to the bit.
+    to 2e-3 nats a token, as much as a step of the usual size: steered by it, the rate would fall without end. The KL of a small
+    step grows with the square of its length. So the step is made longer until its KL is far above that of rounding, and the KL
+    is divided by the square. Afterwards the weights are what they were, to the bit.
     """
 
     def __init__(
@@ -70,30 +69,23 @@ class StepSize:
     def _measure(self) -> float:
         if not self._is_rounded:
             return self._kl()
-        length = max(1.0, math.sqrt(ABOVE_ROUNDING / self._target)) if self._target else 1.0
-        for _ in range(MAX_PASSES):
-            with self._lengthened(length):
-                moved = self._kl()
-            if not moved < ABOVE_ROUNDING / 2:
-                break
-            length *= math.sqrt(ABOVE_ROUNDING / max(moved, 1e-4))
-        return moved / length**2
+        length, ended = max(1.0, math.sqrt(ABOVE_ROUNDING / self._target)) if self._target else 1.0, _copies(self._parameters)
+        try:
+            for _ in range(MAX_PASSES):
+                _place(self._parameters, self._start, ended, length)
+                measured = self._kl()
+                moved = measured / length**2
+                if not measured < ABOVE_ROUNDING / 2:
+                    break
+                length *= math.sqrt(ABOVE_ROUNDING / max(measured, 1e-4))
+        finally:
+            with torch.no_grad():
+                for parameter, end in zip(self._parameters, ended, strict=True):
+                    parameter.copy_(end)
+        return moved
 
     def _kl(self) -> float:
         return kl(self._before, self._score(), self._rows)
-
-    @contextmanager
-    def _lengthened(self, length: float) -> Iterator[None]:
-        """The parameters as after a step of `length` times its length; afterwards as they were, to the bit."""
-        ended = _copies(self._parameters) if length != 1 else []
-        if ended:
-            _move(self._parameters, self._start, length)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for parameter, end in zip(self._parameters if ended else [], ended, strict=True):
-                    parameter.copy_(end)
 
 
 def _copies(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -101,10 +93,14 @@ def _copies(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def _move(parameters: Sequence[torch.Tensor], start: Sequence[torch.Tensor], fraction: float) -> None:
-    """To this fraction of the straight line from the start to where they are. What is exactly 0 stays so: AdaLoRA has cut it."""
-    for parameter, origin in zip(parameters, start, strict=True):
-        parameter.copy_(origin.to(parameter).lerp(parameter, fraction).masked_fill_(parameter == 0, 0.0))
+def _place(
+    parameters: Sequence[torch.Tensor], start: Sequence[torch.Tensor], end: Sequence[torch.Tensor], fraction: float
+) -> None:
+    """Put the parameters on the straight line from start to end, with a fraction above 1 beyond it. What is exactly 0 at its end
+    stays so: AdaLoRA has cut it."""
+    for parameter, origin, goal in zip(parameters, start, end, strict=True):
+        there = goal.to(parameter)
+        parameter.copy_(origin.to(parameter, copy=True).lerp_(there, fraction).masked_fill_(there == 0, 0.0))
 
 
 def shrink(
@@ -122,7 +118,7 @@ def shrink(
         if moved <= SHRUNK_ABOVE * target:
             break
         factor = math.sqrt(target / min(moved, 1.0)) if math.isfinite(moved) else math.sqrt(target)  # above 1, it tells no size
-        _move(parameters, before, factor)
+        _place(parameters, before, parameters, factor)
         fraction *= factor
         moved = measure()
     return fraction, moved

@@ -578,6 +578,19 @@ def test_rounding_to_16_bits_is_not_taken_for_a_step(dtype, target):
         twin.update(batch, lr)
         assert found.fraction == 1.0 and all(map(torch.equal, rounded.parameters, twin.parameters)), "measuring changes nothing"
         assert expected / 3 < found.step_kl < 3 * expected
+    found = with_adapter(sure(torch.bfloat16)).update(batch, 1e-7, measures_kl=True)
+    exact = with_adapter(sure(torch.float32)).update(batch, 1e-7, measures_kl=True)
+    assert found.step_kl == pytest.approx(exact.step_kl, rel=0.5), "of the last length that was measured"
+
+
+def test_a_measurement_that_fails_leaves_the_weights_of_the_update(monkeypatch):
+    rounded, twin = (with_adapter(sure(torch.bfloat16)) for _ in range(2))
+    batch, scored = ragged_batch(groups=12), step_kl.StepSize._kl
+    monkeypatch.setattr(step_kl.StepSize, "_kl", lambda size: scored(size) / 0)
+    with pytest.raises(ZeroDivisionError):
+        rounded.update(batch, 1e-5, measures_kl=True, target_kl=2e-4)
+    twin.update(batch, 1e-5)
+    assert all(map(torch.equal, rounded.parameters, twin.parameters)) and not rounded.is_consistent
 
 
 def test_a_steered_rate_is_about_the_same_in_16_bits():
@@ -623,7 +636,10 @@ def test_a_step_that_left_everything_behind_is_shrunk_as_well(moved):
     )
 
 
-def test_a_rank_that_adalora_has_cut_stays_cut_in_a_step_that_is_shrunk():
+def test_a_rank_that_adalora_has_cut_stays_cut_wherever_a_step_is_put():
+    weight, ended = torch.tensor([0.0, 0.0]), [torch.tensor([1.0, 0.0])]
+    step_kl._place([weight], [torch.tensor([0.5, 5.0])], ended, 3.0)
+    assert weight.tolist() == [2.0, 0.0]
     weight = torch.tensor([1.0, 0.0])
     step_kl.shrink([weight], [torch.tensor([3.0, 5.0])], 1.0, 1e-2, lambda: 1e-2)
     assert weight.tolist() == pytest.approx([2.8, 0.0])
