@@ -79,7 +79,7 @@ SETTINGS = {
     ),
     "step_kl": Setting(
         "optim.step_kl", float, "Instead of --lr: steer the rate so that each step moves the policy by this KL (nats per token).",
-        "the preset's, else 0.0002",
+        "the preset's, else 0.001",
     ),
     "reward": Setting(
         "reward.functions", list[str], "Add a custom reward function, or an entry point of the group microrl.rewards; repeat for "

@@ -22,7 +22,7 @@ def auto_rate(*, hidden: int, model_type: str, full: bool, is_start: bool = Fals
     if power is None and not is_start:
         raise UserError(
             f"optim.lr=auto supports Qwen and Llama architectures, not `{model_type}`",
-            "set a number: --lr 1e-5; or steer the rate: --step-kl 2e-4",
+            "set a number: --lr 1e-5; or steer the rate: --step-kl 1e-3",
         )
     return BASE_RATE * (1.0 if full else ADAPTER_FACTOR) * (REFERENCE_WIDTH / hidden) ** (power or 0.0)
 

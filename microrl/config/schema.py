@@ -121,7 +121,7 @@ class OptimConfig(Section):
     lr: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     """Peak learning rate; one that is given is not steered. auto: the scaling law of Schulman et al. (2025), ten times as high
     for adapters as for `full`."""
-    step_kl: Annotated[float, Field(gt=0, lt=1)] | None = 2e-4
+    step_kl: Annotated[float, Field(gt=0, lt=1)] | None = 1e-3
     """Steer the learning rate so that one step moves the policy by this much: KL of the weights before to those after, nats per
     token. `lr` is then auto: where the rate begins. The schedule lowers the size of the steps as it lowers a rate. None: the rate
     is fixed at `lr`; this is the default where `lr` is given."""

@@ -160,7 +160,7 @@ def estimate_memory(work: Workload, room: float) -> Memory:
     updating["KV cache"] = sampling["KV cache"] if sleep == "off" else 0.0
     updating["rounded weights"] = narrow_copy(work.config.adapter, work.trained, work.dtype_bytes)
     updating["packed weights"] = _packed(work)
-    updating["copies of the adapter"] = _copies(work)
+    updating["copies of the weights"] = _copies(work)
     chunk = chunk_elements(work.shape.vocab, on_cpu=work.device.is_cpu)
     buffers = CHUNK_BUFFERS + (
         DIVERGENCE_BUFFERS["cpu" if work.device.is_cpu else "gpu"] if work.config.distill.top_k is not None else 0

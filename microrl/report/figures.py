@@ -195,7 +195,7 @@ FIGURES = (
     Spec("agreement", "Distillation: likeliest tokens that agree", "fraction of positions", (("distill/agreement", ""),), 0, 1),
     Spec("gradient", "Gradient norm", "norm before clipping", (("policy/grad_norm", ""),), 0),
     Spec("rate", "Learning rate", "rate", (("optim/lr", ""),), log=True),
-    Spec("step-kl", "Size of the steps (dashed: target at the full rate)", "nats per token", (("policy/step_kl", ""),), log=True,
+    Spec("step-kl", "Size of the steps (dashed: target before schedule)", "nats per token", (("policy/step_kl", ""),), log=True,
          wanted="optim.step_kl"),
     Spec("useful", "Useful groups", "fraction", (("groups/useful", ""),), 0, 1),
     Spec("phases", "Step time by phase", "seconds", (("time/step", ""),), 0, draw=_phases),

@@ -17,6 +17,8 @@ FEW_UPDATES = 20
 MOSTLY = 0.5
 """Fraction of steps without an update from which the report speaks of them, or `IDLE_STEPS` at the end of the run."""
 IDLE_STEPS = 3
+USUAL = 2e-4
+"""KL of a step in nats per token, the smallest of the presets'."""
 LOWER = "start a new run with a lower {rate}, for example a tenth of it"
 RULES = {
     "truncated": f"{LOWER}, or raise sampling.max_completion_tokens (now {{limit}})",
@@ -63,22 +65,22 @@ def advice_on(cause: idle.Cause, history: History, row: MetricsRow | None = None
 
 
 def hardly_moved(history: History) -> Iterator[RunFinding]:
-    """That all updates together moved the policy by less than one of the default size does, had they all gone the same way: the
-    KL grows with the square of the distance, and of the rate. Nothing is said of a run that ended while its rate was warming up,
+    """That all updates together moved the policy by less than one of a usual size does, had they all gone the same way: the KL
+    grows with the square of the distance, and of the rate. Nothing is said of a run that ended while its rate was warming up,
     nor of one whose rate is steered to larger steps, of which the guard's rule `rate` speaks."""
     made, (rates, sizes) = updates(history) - history.sft_steps, history.series("policy/step_kl", "optim/lr")
-    usual, steered = OptimConfig.model_fields["step_kl"].default, history.setting("optim.step_kl")
+    default, steered = OptimConfig.model_fields["step_kl"].default, history.setting("optim.step_kl")
     _, all_rates = history.series("optim/lr")
     is_rising = bool(history.setting("optim.schedule.warmup")) and (len(all_rates) < 2 or all_rates[-1] > all_rates[-2])
     full = [size * (max(all_rates) / rate) ** 2 for rate, size in zip(rates, sizes, strict=True) if rate > 0]
-    if made <= 0 or not full or is_rising or max(made, FEW_UPDATES) ** 2 * max(*full, steered or 0.0) >= usual:
+    if made <= 0 or not full or is_rising or max(made, FEW_UPDATES) ** 2 * max(*full, steered or 0.0) >= USUAL:
         return
     said = (
         f"an update moved the policy by {max(sizes):.1g} nats per token (the largest of {counted(len(sizes), 'measured step')})"
     )
     advice = f"start a new run with a higher {idle.rate_of(history.setting)}"
-    steering = "" if steered is not None else f", or with --step-kl {usual:g}, which adapts the learning rate"
-    yield RunFinding("hardly moved", f"{said}, while about {usual:g} is usual", advice + steering, is_serious=True)
+    steering = "" if steered is not None else f", or with --step-kl {default:g}, which adapts the learning rate"
+    yield RunFinding("hardly moved", f"{said}, while {USUAL:g} or more is usual", advice + steering, is_serious=True)
 
 
 def no_update(history: History) -> Iterator[RunFinding]:

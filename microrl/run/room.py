@@ -78,10 +78,10 @@ def _of_memory(work: Workload, card: Card) -> Iterator[Finding]:
         yield Finding("GPU memory", "problem", f"{work.config.model.name} takes {takes}, but only {free_of} are free", do)
         return
     fits_without_copy = copy and needed - copy <= card.total_bytes
-    do = "use a smaller model" + (", or --engine transformers, which needs no copy" if fits_without_copy else "")
-    if work.teacher is not None and not work.teacher.is_shared:
-        in_4_bits = "" if work.teacher.quant else ", or --set distill.quant=nf4, with which the teacher has 4 bits"
-        do += f", a smaller --teacher{in_4_bits}"
+    second = work.teacher if work.teacher is not None and not work.teacher.is_shared else None
+    do = "use a smaller model" + (" or --teacher" if second is not None else "")
+    do += ", or --engine transformers, which needs no copy" if fits_without_copy else ""
+    do += ", or --set distill.quant=nf4 (the teacher in 4 bits)" if second is not None and second.quant is None else ""
     yield Finding("GPU memory", "problem", f"{work.config.model.name} takes {takes}, but the {card.name} has "
                   f"{card.total_bytes / GB:.1f} GB", do)  # fmt: skip
 

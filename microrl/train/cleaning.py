@@ -64,7 +64,7 @@ def nearly_the_same(texts: Iterable[str], benchmarks: Mapping[str, Sequence[Ques
     unique = list(dict.fromkeys(texts)) if benchmarks else []
     pairs_by_name = overlaps(unique, {name: [question.text for question in questions] for name, questions in benchmarks.items()})
     near = [(unique[pair.training], name) for name, pairs in pairs_by_name.items() for pair in pairs if pair.is_near]
-    return {text: f"nearly the same as in {name}" for text, name in reversed(near)}  # the first benchmark names it
+    return {text: f"near-duplicates of {name}" for text, name in reversed(near)}  # the first benchmark names it
 
 
 def without_contamination(
@@ -95,7 +95,7 @@ def without_contamination(
             warns = "warning: " if benchmark.near > 0 and name not in named else ""
             folder.event("contamination", f"{name}: {benchmark}", benchmark=name, near=benchmark.near, removed=benchmark.removed)
             console.note(f"{warns}{name}: {benchmark} ({names.CONTAMINATION})")
-    left_out = Counter(f"nearly the same as in {name}" for name in drops.values())
+    left_out = Counter(f"near-duplicates of {name}" for name in drops.values())
     return [question for index, question in enumerate(training) if index not in drops], left_out
 
 

@@ -23,7 +23,7 @@ LARGEST_LOG_NORM = 700.0
 LOWER_TO = 0.5
 """What a rollback leaves of the learning rate, as a fraction."""
 MOVES_NOTHING = 1e-6
-"""Nats per token. At the largest rate (`policy.optimizer`), such a step would still be a fortieth of the default one."""
+"""Nats per token. At the largest rate (`policy.optimizer`), such a step would still be a fortieth of 2e-4, a small one."""
 LIKE_TEACHER = 0.5
 """Fraction of the teacher's entropy from which a student is about as sure as its teacher."""
 MIN_ENTROPY = 0.1

@@ -210,7 +210,7 @@ def _with_learning_rate(config: RunConfig, model: Any, console: RunConsole) -> R
     if not config.sft.only:
         console.note(f"learning rate {config.optim.lr:.3g} ({how})")
     elif config.sft.lr is None:
-        console.note(f"SFT learning rate {config.optim.lr:.3g} (sft.lr=none), falling to 0")
+        console.note(f"SFT learning rate {config.optim.lr:.3g} (automatic), falling to 0")
     return config
 
 

@@ -145,7 +145,7 @@ def test_a_benchmarks_questions_are_not_asked(asked, inside, taught, wares, tmp_
     write(own_copy(DATASETS["math500"]) / "test.jsonl", [{"problem": question, "answer": "1"}])
     sets = ("--set", 'data.decontaminate=["math500"]', "--max-tokens", 40, "--set", "reward.overlong.buffer=39")
     done = inside(*asked, *sets, "--problems", 40, "--out", tmp_path / "out")
-    assert done.returncode == 0 and "1 question left out: nearly the same as in math500" in done.stderr, done.stderr
+    assert done.returncode == 0 and "1 question left out: near-duplicates of math500" in done.stderr, done.stderr
     asked_now = {line["question"] for line in lines_of(tmp_path / "out")}
     assert question not in asked_now and len(asked_now) > 10
     rows = [{"problem": row["question"], "answer": "1"} for row in map(json.loads, (wares / "sums.jsonl").open())]

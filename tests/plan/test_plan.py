@@ -790,5 +790,5 @@ def test_what_an_update_keeps_in_main_memory_is_counted_on_a_cpu():
     kinds = ((["optim.lr=1e-5"], 0), ([], 1), (["model.dtype=bfloat16"], 2), (["optim.prompts_per_update=4"], 4))
     for sets, copies in kinds:
         found = planned(device=here.processor(), model__name="Qwen2.5-1.5B-Instruct", adapter__kind="full", sets=sets)
-        counted = found.updating_gb.get("copies of the adapter", 0.0)
+        counted = found.updating_gb.get("copies of the weights", 0.0)
         assert counted == pytest.approx(4 * copies * found.trainable_params / 1e9, abs=1e-3), sets

@@ -548,7 +548,7 @@ def test_a_policy_that_stood_still_is_told_so_and_one_that_moved_is_not(tmp_path
     """Forty updates in one direction move it 40^2 times as far as one, which is 2e-4 nats a token for 1.25e-7 each."""
     fixed = {"optim.lr": 1e-9, "optim.step_kl": None}
     for number, (size, config, steps, advised) in enumerate([
-        (1.2e-7, fixed, 40, "a higher optim.lr (now 1e-09), or with --step-kl 0.0002"),
+        (1.2e-7, fixed, 40, "a higher optim.lr (now 1e-09), or with --step-kl 0.001"),
         (1.3e-7, fixed, 40, None),
         (4.9e-7, fixed, 4, "a higher optim.lr"),
         (5.1e-7, fixed, 4, None),  # as few updates as these tell nothing, but twenty of them would

@@ -158,7 +158,7 @@ def test_questions_of_a_named_benchmark_are_left_out(prepared, monkeypatch, tmp_
     )  # fmt: skip
     assert found.config.data.decontaminate == ("math500",)
     assert [one.row for one in found.questions.training] == [2]  # which overlaps, but is not nearly the same
-    assert found.events["questions left out"]["counts"] == {"training": {"nearly the same as in math500": 1}}
+    assert found.events["questions left out"]["counts"] == {"training": {"near-duplicates of math500": 1}}
     of = found.folder.read_if_there(names.CONTAMINATION, contamination.Record).of("MATH-500")
     assert (of.questions, of.overlapping, of.near, of.removed) == (2, 2, 1, 1)
 
@@ -168,7 +168,7 @@ def test_questions_of_a_named_benchmark_are_left_out(prepared, monkeypatch, tmp_
         f"sft.data={tmp_path / 'solved.jsonl'}", "sft.steps=1",
     )  # fmt: skip
     assert [one.prompt.question for one in found.prompts.sft_examples] == ["question 1"], "answers of others are no way around it"
-    assert found.events["solutions left out"]["reasons"] == {"nearly the same as in math500": 2}
+    assert found.events["solutions left out"]["reasons"] == {"near-duplicates of math500": 2}
 
 
 def test_a_benchmark_that_is_not_there_or_not_known(prepared):

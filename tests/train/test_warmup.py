@@ -166,8 +166,8 @@ def test_rows_that_cannot_be_imitated_are_counted(tokenizer, tmp_path):
     found = to_sft_examples(load_solutions(config), tokenizer, config)
     assert [one.prompt.question for one in found.examples] == ["second"]
     assert found.left_out == {"without a solution": 2, "with a solution that is too long": 1, "with a prompt that is too long": 1}
-    with pytest.raises(UserError, match=r"no usable solution in .* 1 nearly the same as in math500"):
-        to_sft_examples(load_solutions(config), tokenizer, config, refused={"second": "nearly the same as in math500"})
+    with pytest.raises(UserError, match=r"no usable solution in .* 1 near-duplicates of math500"):
+        to_sft_examples(load_solutions(config), tokenizer, config, refused={"second": "near-duplicates of math500"})
     with pytest.raises(UserError, match=r"no usable solution in") as caught:
         to_sft_examples(load_solutions(config)[2:], tokenizer, config)
     assert "1 with a solution that is too long" in caught.value.message
