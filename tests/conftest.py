@@ -151,26 +151,24 @@ def model(tokenizer):
     return build_model(tokenizer, seed=3).eval().requires_grad_(False)
 
 
+def saved(tokenizer, folder, seed) -> Path:
+    from microrl.models.tiny import build_model
+
+    build_model(tokenizer, seed=seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def model_folder(tokenizer, tmp_path_factory) -> Path:
     """The same random model as a local folder."""
-    from microrl.models.tiny import build_model
-
-    folder = tmp_path_factory.mktemp("model")
-    build_model(tokenizer, seed=3).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved(tokenizer, tmp_path_factory.mktemp("model"), 3)
 
 
 @pytest.fixture(scope="session")
 def other_model(tokenizer, tmp_path_factory) -> Path:
     """Another random model with the same tokenizer."""
-    from microrl.models.tiny import build_model
-
-    folder = tmp_path_factory.mktemp("other")
-    build_model(tokenizer, seed=4).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved(tokenizer, tmp_path_factory.mktemp("other"), 4)
 
 
 @pytest.fixture(scope="session")
