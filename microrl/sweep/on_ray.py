@@ -169,7 +169,8 @@ def _task_arguments(folder: SweepFolder, upcoming: NextTrial, cpus: int | None) 
     make_ready(folder, upcoming)
     had = RunFolder(path).config()["budget"]["hours"]
     command = ["-m", "microrl", "train", "--resume", str(path.absolute())]
-    command += [] if had == upcoming.hours else ["--hours", repr(upcoming.hours)]
+    if upcoming.hours not in (None, had):
+        command += ["--hours", repr(upcoming.hours)]
     return str(path.absolute()), str(folder.log(name).absolute()), command, cpus
 
 

@@ -603,7 +603,7 @@ def test_through_the_server_for_clients_the_trial_is_the_same(swept, cluster, mi
     _, address = cluster
     words = [*map(str, arguments), "--out", tmp_path / "study", "--on", address, "--cpus", "1"]
     words[words.index("--ranks") + 1], words[words.index("--seeds") + 1] = "2", "0"
-    done = microrl("sweep", *words)
+    done = microrl("sweep", *words, "--set", "budget.hours=1")  # the trial's own, and not the sweep's
     assert done.returncode == 0, done.stderr
     assert outcome(tmp_path / "study", "seed0") == outcome(whole, NAMES[0])
 
