@@ -206,7 +206,7 @@ def _with_learning_rate(config: RunConfig, model: Any, console: RunConsole) -> R
         return config
     config = with_rate(config, hidden=model.config.hidden_size, model_type=model.config.model_type)
     step_kl = config.optim.step_kl
-    how = "optim.lr=auto" if step_kl is None else f"steered: each step has a KL of {step_kl:g} nats per token"
+    how = "optim.lr=auto" if step_kl is None else f"at the start; then steered: each step has a KL of {step_kl:g} nats per token"
     if not config.sft.only:
         console.note(f"learning rate {config.optim.lr:.3g} ({how})")
     elif config.sft.lr is None:
