@@ -74,10 +74,13 @@ def plan(
     config = _bounded(resolve(presets or (), flags, sets or ()))
     early.refuse_environment(config.env, starts=False)
     early.refuse_sft_of_several(config)
+    if starts and config.asked_teacher:
+        raise UserError("--starts compares models without a teacher", "plan each with --model NAME --teacher TEACHER")
     if fetch:
         _fetch(config)
     shape = shape_of(config.model.name)
     device, free_gb = _card(gpu)
+    tool_tokens = 0 if study is not None else schema_tokens(config.env)
     if starts:
         from microrl.cli.starts import show as show_starts
         from microrl.plan import here
@@ -89,7 +92,7 @@ def plan(
             say(f"note: --starts needs a time limit; planning for {DEFAULT_HOURS:g} hours")
             config = config.model_copy(update={"budget": config.budget.model_copy(update={"hours": DEFAULT_HOURS})})
         words = _repeated(presets or [], flags, sets or [])
-        show_starts(config, device, free_gb, keys_set(sets or ()), words, as_json=as_json)
+        show_starts(config, device, free_gb, keys_set(sets or ()), words, tool_tokens=tool_tokens, as_json=as_json)
         return
     if study is not None:
         from microrl.cli import detect as detecting
@@ -97,7 +100,6 @@ def plan(
 
         detecting.show(config, shape, study, [device] if device else list(DEVICES.values()), as_json=as_json)
         return
-    tool_tokens = schema_tokens(config.env)
     if device is None:
         names_price = flags["budget.price"] is not None or "budget.price" in keys_set(sets or ())
         _compare(config, shape, tool_tokens, names_price=names_price, as_json=as_json)
@@ -112,7 +114,7 @@ def plan(
     print(show.page(config, run_plan))
     from microrl.cli.starts import suggest
 
-    suggest(config, device, free_gb)
+    suggest(config, device, free_gb, tool_tokens=tool_tokens)
 
 
 def _repeated(presets: list[str], flags: dict[str, Any], sets: list[str]) -> list[str]:
@@ -120,7 +122,7 @@ def _repeated(presets: list[str], flags: dict[str, Any], sets: list[str]) -> lis
     own = {"model.name", "budget.hours", "budget.steps"}
     given = {options.FLAGS[key]: value for key, value in flags.items() if value is not None and key in options.FLAGS.keys() - own}
     pairs = [(flag, one) for flag, value in given.items() for one in (value if isinstance(value, list | tuple) else [value])]
-    pairs += [("--set", text) for text in sets]
+    pairs += [("--set", text) for text in sets if text.partition("=")[0].strip() not in own]
     return [*presets, *(str(word) for pair in pairs for word in pair)]
 
 

@@ -20,24 +20,35 @@ SORTED_BY = "aime24"
 
 
 def show(
-    config: RunConfig, device: Device, free_gb: float | None, keep: Collection[str], words: list[str], *, as_json: bool
+    config: RunConfig,
+    device: Device,
+    free_gb: float | None,
+    keep: Collection[str],
+    words: list[str],
+    *,
+    tool_tokens: int,
+    as_json: bool,
 ) -> None:
     """Print the known models that fit, the best published one first, and a command that repeats `words`."""
     budget = config.budget.model_copy(update={"steps": None})  # steps are what is asked for
-    compared = starts(config.model_copy(update={"budget": budget}), device, free_gb=free_gb, keep=keep)
+    bounded = config.model_copy(update={"budget": budget})
+    compared = starts(bounded, device, free_gb=free_gb, keep=keep, tool_tokens=tool_tokens)
     compared.fitting.sort(key=lambda one: -(published.best(one.model.name, SORTED_BY) or -1.0))
     if as_json:
         emit(_to_json(compared, device))
         return
     print(_page(config, compared, device))
-    enough = next((one for one in compared.fitting if one.plan.steps >= MIN_STEPS), None)
+    untrained = [one for one in compared.fitting if not one.model.is_rl_trained]
+    enough = next((one for one in untrained if one.plan.steps >= MIN_STEPS), None)
     if enough is not None:
-        say(f"to train the first model that makes {MIN_STEPS} steps: {_command(enough, words, keep)}")
+        say(f"to train the first of these that makes {MIN_STEPS} steps: {_command(enough, config, words, keep)}")
 
 
-def _command(start: Start, words: list[str], keep: Collection[str]) -> str:
-    sampling = start.config.sampling
+def _command(start: Start, config: RunConfig, words: list[str], keep: Collection[str]) -> str:
+    sampling, overlong = start.config.sampling, start.config.reward.overlong
     own = {LIMIT: sampling.max_completion_tokens, PROMPTS: sampling.prompts_per_step}
+    if overlong is not None and overlong != config.reward.overlong:
+        own["reward.overlong.buffer"] = overlong.buffer
     sets = [word for key, value in own.items() if key not in keep for word in ("--set", f"{key}={value}")]
     hours = f"{start.config.budget.hours:g}"
     return shlex.join(["microrl", "train", *words, "--model", start.model.name, "--hours", hours, *sets])
@@ -75,11 +86,16 @@ def _page(config: RunConfig, starts: Starts, device: Device) -> str:
         *(f"  {text}" for text in published.protocols(results)),
         "limit: the completion limit in tokens at which others trained the model by reinforcement learning, as in:",
         *(f"  {paper}: {source}" for paper, source in sources.items()),
-        "  this plan: we know of none, so it is the configured limit. A model that thinks at length needs a higher one.",
+        "  this plan: the configured limit, because it was set, or we know of no other. A model that thinks at length needs a "
+        "higher one.",
         f"prompts: per step; the largest of {', '.join(map(str, PROMPTS_TRIED))} that leaves {MIN_STEPS} steps, or "
         f"{min(PROMPTS_TRIED)} if none does. useful/h: groups whose rewards differ, per hour of training steps; their share is "
         "assumed.",
     ]
+    if trained := [one.model.name for one in starts.fitting if one.model.is_rl_trained]:
+        words.append(f"Already trained with verifiable rewards by others, so rather results than starts: {', '.join(trained)}.")
+    if config.data.answer_kind != "math":
+        words.append("The published accuracies are of mathematics, and so are the limits; this run's data is not.")
     if starts.too_large:
         words.append(f"Too large for this GPU at their limit: {', '.join(starts.too_large)}.")
     words += [f"{name}: {why}." for name, why in starts.impossible.items()]
@@ -101,18 +117,20 @@ def _row(start: Start) -> list[str]:
     ]  # fmt: skip
 
 
-def suggest(config: RunConfig, device: Device, free_gb: float | None) -> None:
-    """Say it where a known model with a better published accuracy fits the same card and budget."""
+def suggest(config: RunConfig, device: Device, free_gb: float | None, *, tool_tokens: int) -> None:
+    """Say it where a known model with a better published accuracy fits the same card and budget. Not beside a teacher, whose
+    tokenizer most models do not have."""
     own = known_models.find(config.model.name)
     score = None if own is None else published.best(own.name, SORTED_BY)
-    if own is None or score is None or config.budget.hours is None or config.data.answer_kind != "math":
+    if own is None or score is None or config.budget.hours is None or config.data.answer_kind != "math" or config.asked_teacher:
         return
-    scored = [(published.best(model.name, SORTED_BY) or 0.0, model) for model in known_models.MODELS.values()]
+    starts = (model for model in known_models.MODELS.values() if not model.is_rl_trained)
+    scored = [(published.best(model.name, SORTED_BY) or 0.0, model) for model in starts]
     better = sorted((one for one in scored if one[0] > score), key=lambda one: -one[0])
-    start = first_that_fits(config, [model for _, model in better], device, free_gb=free_gb)
+    start = first_that_fits(config, [model for _, model in better], device, free_gb=free_gb, tool_tokens=tool_tokens)
     if start is not None:
-        accuracy = published.best(start.model.name, SORTED_BY)
+        best = published.best_cell(start.model.name, SORTED_BY)
         say(
-            f"hint: {start.model.name} fits the same GPU and budget, and has a published accuracy on AIME24 of {accuracy:g} % "
-            f"({own.name}: {score:g} %): see `microrl plan --starts`"
+            f"hint: {start.model.name} fits the same GPU and budget, and has a published accuracy on AIME24 of {best}; "
+            f"{own.name} has {published.best_cell(own.name, SORTED_BY)}: see `microrl plan --starts`"
         )

@@ -51,6 +51,12 @@ def best(model: str, benchmark: str) -> float | None:
     return max((float(line["percent"]) for line in accuracies(untrained(model), benchmark)), default=None)
 
 
+def best_cell(model: str, benchmark: str) -> str:
+    """The same with what it is and whose, such as "58.75 % (avg@32, justrl)"; there must be one."""
+    line = max(accuracies(untrained(model), benchmark), key=lambda line: float(line["percent"]))
+    return f"{line['percent']} % ({line['metric']}, {line['paper']})"
+
+
 @cache
 def _lines() -> list[Line]:
     text = (resources.files("microrl.commands") / "published.csv").read_text(encoding="utf-8")

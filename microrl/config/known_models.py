@@ -55,6 +55,8 @@ class KnownModel(NamedTuple):
     is_gated: bool = False
     limit: Limit | None = None
     """None: not known."""
+    is_rl_trained: bool = False
+    """Whether it is what reinforcement learning on mathematics has made of another model here."""
 
     @property
     def name(self) -> str:
@@ -86,10 +88,10 @@ MODELS = {
         KnownModel("Qwen/Qwen3.5-4B", APACHE, thinking="on"),
         KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "mit", limit=JUSTRL),
         KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "mit", limit=PEFT),
-        KnownModel("agentica-org/DeepScaleR-1.5B-Preview", "mit", limit=DEEPSCALER),
+        KnownModel("agentica-org/DeepScaleR-1.5B-Preview", "mit", limit=DEEPSCALER, is_rl_trained=True),
         KnownModel("nvidia/OpenMath-Nemotron-1.5B", "cc-by-4.0", limit=JUSTRL),
-        KnownModel("hbx/JustRL-DeepSeek-1.5B", limit=JUSTRL),
-        KnownModel("hbx/JustRL-Nemotron-1.5B", limit=JUSTRL),
+        KnownModel("hbx/JustRL-DeepSeek-1.5B", limit=JUSTRL, is_rl_trained=True),
+        KnownModel("hbx/JustRL-Nemotron-1.5B", limit=JUSTRL, is_rl_trained=True),
         KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct", APACHE, thinking="no switch"),
         KnownModel("HuggingFaceTB/SmolLM3-3B", APACHE, thinking="on"),
         KnownModel("LiquidAI/LFM2.5-1.2B-Instruct", "lfm1.0", 32_768, thinking="no switch"),

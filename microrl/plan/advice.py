@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from microrl.config import RunConfig
+from microrl.config import RunConfig, known_models
 from microrl.config.resolve import as_set, override
 from microrl.errors import UserError
 from microrl.limits import GB, MAX_SWAP_RANK
 from microrl.plan import memory, roofline
-from microrl.plan.devices import DEVICES
+from microrl.plan.devices import DEVICES, Device
 from microrl.plan.memory import Memory
 from microrl.plan.roofline import Timing
 from microrl.plan.workload import LENGTH_FRACTION, SLOWER, Workload
@@ -100,29 +100,42 @@ def fixes(work: Workload, room: float) -> tuple[tuple[str, ...], Workload | None
         return tuple(map(str, needed)), work
     for fix in _candidates(work):
         if memory.estimate_memory(changed := _after(work, [fix]), room).fits(room):
-            return tuple(map(str, [*needed, fix._replace(why=fix.why + _in_4_bits(work, fix, room))])), changed
+            return tuple(map(str, [*needed, fix._replace(why=fix.why + _or_in_4_bits(work, fix, room))])), changed
     pile: list[Fix] = []
     for fix in _candidates(work):
         pile = [kept for kept in pile if not _replaces(fix, kept)] + [fix]
         if memory.estimate_memory(_after(work, pile), room).fits(room):
             pile = _mildest(work, pile, room)
             return tuple(map(str, [*needed, *pile])), _after(work, pile)
-    return (_larger_card(work),), None
+    if (quantised := _in_4_bits(work, room)) is not None:
+        values, changed = quantised
+        why, card = "no other setting tried makes this model fit", _cheapest(work)
+        if card is not None:
+            why += f"; as it is, the cheapest GPU that fits it is --gpu {card.name}"
+        return tuple(map(str, [*needed, Fix(values, why)])), changed
+    return (*map(str, needed), _larger_card(work)), None
 
 
-def _in_4_bits(work: Workload, fix: Fix, room: float) -> str:
-    """What else fits where only another engine does, with a base of 4 bits; empty where nothing does."""
-    if "engine.kind" not in fix.values or work.config.model.quant is not None:
-        return ""
+def _in_4_bits(work: Workload, room: float, *, with_vllm: bool = False) -> tuple[dict[str, Any], Workload] | None:
+    """What fits with a base of 4 bits, and the run so changed; None where nothing does. `with_vllm`: only with that engine."""
+    if work.config.model.quant is not None:
+        return None
     quantised = {"model.quant": "nf4"}
     with suppress(UserError):  # of adapters that are not for a base of 4 bits
         for other in ({}, *(one.values for one in _candidates(_after(work, [Fix(quantised, "")])))):
             changed = _after(work, [Fix(quantised | other, "")])
-            sizes = memory.estimate_memory(changed, room)
-            if changed.has_vllm and sizes.fits(room):
-                seconds = roofline.estimate_time(changed, sizes).step_s
-                return f"; or {sets(quantised | other)}, with which a step takes about {seconds:,.0f} s"
-    return ""
+            if (changed.has_vllm or not with_vllm) and memory.estimate_memory(changed, room).fits(room):
+                return quantised | other, changed
+    return None
+
+
+def _or_in_4_bits(work: Workload, fix: Fix, room: float) -> str:
+    """What else fits where only another engine does, with a base of 4 bits; empty where nothing does."""
+    if "engine.kind" not in fix.values or (quantised_run := _in_4_bits(work, room, with_vllm=True)) is None:
+        return ""
+    other, changed = quantised_run
+    seconds = roofline.estimate_time(changed, memory.estimate_memory(changed, room)).step_s
+    return f"; or {sets(other)}, with which a step takes about {seconds:,.0f} s"
 
 
 def _mildest(work: Workload, pile: list[Fix], room: float) -> list[Fix]:
@@ -165,6 +178,8 @@ def _candidates(work: Workload) -> Iterator[Fix]:
     while rank >= max(MIN_RANK, getattr(config.adapter, "target_rank", None) or 0):
         yield Fix({"adapter.rank": rank}, "a smaller adapter and optimizer state")
         rank //= 2
+    if config.optim.name == "adamw" and not work.device.is_cpu:
+        yield Fix({"optim.name": "adamw_8bit"}, "optimizer state in 8 bits")
     if work.has_vllm:
         yield Fix({"engine.kind": "transformers"}, "no second copy of the weights, but slower sampling")
 
@@ -202,13 +217,20 @@ def sets(values: dict[str, Any]) -> str:
 
 
 def _larger_card(work: Workload) -> str:
-    for device in sorted(DEVICES.values(), key=lambda device: device.usd_hour):
-        candidate = work.changed(work.config, device)
-        if not conflicts(candidate) and memory.estimate_memory(candidate, device.memory_gb * GB).fits(device.memory_gb * GB):
-            return f"--gpu {device.name}: no setting makes this model fit here; the cheapest GPU that fits it: {device.label}"
+    if (device := _cheapest(work)) is not None:
+        return f"--gpu {device.name}: no setting tried makes this model fit here; the cheapest GPU that fits it: {device.label}"
     if _has_a_second_model(work):
         return "--teacher SMALLER, or --model SMALLER: these two do not fit together on any known GPU"
     return "--model SMALLER: this model does not fit on any known GPU"
+
+
+def _cheapest(work: Workload) -> Device | None:
+    """The cheapest GPU that fits the run as it is; None if none does."""
+    for device in sorted(DEVICES.values(), key=lambda device: device.usd_hour):
+        candidate = work.changed(work.config, device)
+        if not conflicts(candidate) and memory.estimate_memory(candidate, device.memory_gb * GB).fits(device.memory_gb * GB):
+            return device
+    return None
 
 
 def _has_a_second_model(work: Workload) -> bool:
@@ -236,9 +258,17 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     if config.sft.only:
         remarks.append("this is a run of SFT alone: its steps are not estimated, and what is said of sampling does not apply")
     if work.shape.model_type in SLOWER:
-        apart = "" if work.has_vllm else "; it does not include that prompts of different lengths are decoded in separate batches"
+        if work.has_vllm:
+            apart = ". vLLM has not been tried with this architecture on a GPU: if the run is refused, pass --engine transformers"
+        else:
+            apart = "; it does not include that prompts of different lengths are decoded in separate batches"
         remarks.append(
             f"the estimate includes that the update recomputes the prompt for each completion of a hybrid model{apart}"
+        )
+    known = known_models.find(config.model.name)
+    if known is not None and known.context is not None and work.longest_row > known.context:
+        remarks.append(
+            f"prompts and completions may reach {work.longest_row:,} tokens; {known.name} is made for {known.context:,}"
         )
     if work.shape.delta is not None and not work.device.is_cpu:
         remarks.append(

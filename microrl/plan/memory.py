@@ -169,7 +169,7 @@ def estimate_memory(work: Workload, room: float) -> Memory:
     tokens = _micro_batch(work, (1 - SLACK) * room - sum(updating.values()))
     updating["activations"] = _activations(work, min(tokens, work.rows * (work.prompt + work.limit)))
     updating["fragmentation"] = 0.0 if work.device.is_cpu else FRAGMENTS * updating["activations"]
-    return Memory(_positive(sampling), _positive(updating), tokens, _concurrency(work, sampling["KV cache"]), sleep)
+    return Memory(_positive(sampling), _positive(updating), tokens, concurrency(work, sampling["KV cache"], work.limit), sleep)
 
 
 def _copies(work: Workload) -> float:
@@ -269,11 +269,12 @@ def _micro_batch(work: Workload, left: float) -> int:
     return max(tokens, work.training_row)
 
 
-def _concurrency(work: Workload, cache: float) -> float:
-    """Completions that decode together, at their mean length and with half a block unfilled."""
-    tokens = work.prompt + LENGTH_FRACTION * work.limit + TWO_BLOCKS_TOKENS / 4
+def concurrency(work: Workload, cache: float, limit: float) -> float:
+    """Completions of at most `limit` tokens that decode together in `cache` bytes, at their mean length and with half a block
+    unfilled."""
+    tokens = work.prompt + LENGTH_FRACTION * limit + TWO_BLOCKS_TOKENS / 4
     if not work.has_vllm:  # room is set aside for each at its longest
-        tokens = work.prompt + work.limit
+        tokens = work.prompt + limit
     per_row = work.shape.row_bytes(tokens, work.dtype_bytes)
     evaluated = work.config.evaluation.problems * work.config.evaluation.samples
     most = max_rows(work.config) if work.has_vllm else max(work.rows, evaluated)

@@ -108,7 +108,8 @@ def _timing(work: Workload, rates: Rates, sizes: Memory, way: Way) -> Timing:
     def evaluate(rows: int, limit: int) -> float:
         if rows == 0:
             return 0.0
-        sampling = decode * decode_s(work, rates, sizes, way, rollout(work, rows, limit))
+        own = replace(sizes, concurrency=memory.concurrency(work, sizes.sampling.get("KV cache", 0.0), limit))
+        sampling = decode * decode_s(work, rates, own, way, rollout(work, rows, limit))
         return sides + sampling + (efficiency.CPU_EVALUATION_S if work.device.is_cpu else 1.0)
 
     return Timing(

@@ -49,8 +49,8 @@ class Shape(Sizes):
         model_type, note = str(config.get("model_type", "")), None
         if isinstance(config.get("text_config"), Mapping):
             note = f"only the language-model part of {model_type} is counted"
-            config = config["text_config"]
-            model_type = str(config.get("model_type", model_type))
+            model_type = str(config["text_config"].get("model_type", model_type))
+            config = _filled(config["text_config"], model_type)
         config = {key: config[other] for key, others in _ALIASES.items() for other in others if other in config} | dict(config)
         known = family_of(model_type, config)
         family = known or LLAMA
@@ -73,11 +73,17 @@ class Shape(Sizes):
             if any(size < 1 for layer in parts.values() for size in layer.sizes()):
                 raise ValueError("a size is below 1")
             looked_up = int(config.get("vocab_size_per_layer_input") or 0) * int(config.get("hidden_size_per_layer_input") or 0)
+            positions = config.get("max_position_embeddings")
+            positions = None if positions is None else int(positions)
+            experts = max(int(config.get(key) or 0) for key in _EXPERTS) if known is None else 0
+            width = int(config.get("moe_intermediate_size") or inner)
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise UserError(
                 f"cannot read the model's size from its configuration: {why}", "pass a text-generation model: --model NAME"
             ) from None
+        if experts > 1:
+            note = f"{note}, with {experts} experts of width {width:,} in each layer"
         tied = config.get("tie_word_embeddings")
         each = parts.values()
         deltas = [layer.delta for layer in each if layer.delta is not None]
@@ -86,13 +92,14 @@ class Shape(Sizes):
             model_type=model_type,
             vocab=vocab,
             tied=family.tied if tied is None else bool(tied),
-            max_positions=config.get("max_position_embeddings"),
+            max_positions=positions,
             linears=_linears(parts),
             norms=sum(layer.norms for layer in each),
             queries=sum(layer.queries for layer in each),
             attending=sum(layer.queries > 0 for layer in each),
             keys=sum(layer.keys for layer in each),
-            others=sum(layer.others for layer in each) + layers * looked_up,
+            # Experts beside the MLP that is counted as for Llama: so a token's arithmetic is that of one MLP.
+            others=sum(layer.others for layer in each) + layers * (looked_up + (experts > 1) * experts * 3 * hidden * width),
             saved=sum(layer.saved for layer in each),
             conv_state=sum(layer.conv_state for layer in each),
             delta=next(iter(deltas), None),
@@ -170,6 +177,17 @@ class Shape(Sizes):
         return sum(linear.count * adapter.frozen_in(linear) for linear in self.targets(adapter))
 
 
+def _filled(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
+    """With the class's defaults where sizes are missing: those that equal them are not written down in the text part of, for
+    example, gemma-3-4b-it."""
+    if "num_attention_heads" in config and "vocab_size" in config:
+        return config
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[model_type]().to_dict() | dict(config) if model_type in CONFIG_MAPPING else config
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ALIASES = {
     "hidden_size": ("n_embd", "d_model"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),

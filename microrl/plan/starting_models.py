@@ -33,7 +33,13 @@ class Start(NamedTuple):
 
 
 def start(
-    config: RunConfig, model: KnownModel, device: Device, *, free_gb: float | None = None, keep: Collection[str] = ()
+    config: RunConfig,
+    model: KnownModel,
+    device: Device,
+    *,
+    free_gb: float | None = None,
+    keep: Collection[str] = (),
+    tool_tokens: int = 0,
 ) -> Start:
     """This run from another model: with the completion limit with which others trained it, where that is known, and the most
     prompts per step that leave `MIN_STEPS`. What `keep` names of these two keys stays as configured.
@@ -46,13 +52,15 @@ def start(
     tried = (config.sampling.prompts_per_step,) if PROMPTS in keep else PROMPTS_TRIED
     for prompts in tried:
         sampling = config.sampling.model_copy(update={"max_completion_tokens": limit, "prompts_per_step": prompts})
-        # The overlong penalty takes no time, and its buffer may not fit into another limit.
+        overlong = config.reward.overlong
+        if overlong is not None and overlong.buffer >= limit:
+            overlong = overlong.model_copy(update={"buffer": limit // 4})
         update = {
             "model": config.model.model_copy(update={"name": model.name}), "sampling": sampling,
-            "reward": config.reward.model_copy(update={"overlong": None}),
+            "reward": config.reward.model_copy(update={"overlong": overlong}),
         }  # fmt: skip
         own = config.model_copy(update=update)
-        plan = make(own, shape_of(model.name), device, free_gb=free_gb)
+        plan = make(own, shape_of(model.name), device, free_gb=free_gb, tool_tokens=tool_tokens)
         if plan.fits and plan.steps >= MIN_STEPS:
             break
     return Start(model, own, plan)
@@ -69,34 +77,44 @@ class Starts(NamedTuple):
     """Their shape does not ship."""
 
 
-def starts(config: RunConfig, device: Device, *, free_gb: float | None = None, keep: Collection[str] = ()) -> Starts:
+def starts(
+    config: RunConfig,
+    device: Device,
+    *,
+    free_gb: float | None = None,
+    keep: Collection[str] = (),
+    tool_tokens: int = 0,
+) -> Starts:
     """`start` for every known model whose shape ships."""
     compared = Starts([], [], {}, [name for name in MODELS if name not in CONFIGS])
     for name, model in MODELS.items():
         if name not in CONFIGS:
             continue
         try:
-            one = start(config, model, device, free_gb=free_gb, keep=keep)
+            one = start(config, model, device, free_gb=free_gb, keep=keep, tool_tokens=tool_tokens)
         except UserError as error:
             compared.impossible[name] = error.message
             continue
         plan = one.plan
         if plan.fits:
             compared.fitting.append(one)
-        elif plan.memory_gb["peak"] <= plan.room_gb:  # it contradicts itself, such as with more tokens than the model's positions
+        elif plan.memory_gb["peak"] <= round(plan.room_gb, 3):  # the peak is rounded likewise
+            # It contradicts itself, such as with more tokens than the model's positions.
             compared.impossible[name] = plan.advice[0].partition(": ")[2]
         else:
             compared.too_large.append(name)
     return compared
 
 
-def first_that_fits(config: RunConfig, models: Iterable[KnownModel], device: Device, *, free_gb: float | None) -> Start | None:
+def first_that_fits(
+    config: RunConfig, models: Iterable[KnownModel], device: Device, *, free_gb: float | None, tool_tokens: int = 0
+) -> Start | None:
     """The first of these models that fits and makes `MIN_STEPS` in the budget; None if none does."""
     for model in models:
         if model.name not in CONFIGS:
             continue
         try:
-            one = start(config, model, device, free_gb=free_gb)
+            one = start(config, model, device, free_gb=free_gb, tool_tokens=tool_tokens)
         except UserError:  # as `starts` says; a suggestion is no place to tell
             continue
         if one.plan.fits and one.plan.steps >= MIN_STEPS:

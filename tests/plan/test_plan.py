@@ -479,7 +479,9 @@ def test_a_hybrid_recomputes_the_prompt_for_each_completion():
     tokens = (completion + 128 * prompt) / (completion + 16 * prompt)
     ratio = hybrid.update_parts_s["elementwise"] / shared.update_parts_s["elementwise"]
     assert ratio == pytest.approx(tokens, rel=0.01) and shared.notes == ()
-    assert hybrid.notes == ("the estimate includes that the update recomputes the prompt for each completion of a hybrid model",)
+    said = "the estimate includes that the update recomputes the prompt for each completion of a hybrid model"
+    tried = "vLLM has not been tried with this architecture on a GPU: if the run is refused, pass --engine transformers"
+    assert hybrid.notes == (f"{said}. {tried}",)
     alone = make(resolve(["micro-r64"], {"engine.kind": "transformers"}), replace(shape, model_type="lfm2"), A40)
     assert "it does not include that prompts of different lengths are decoded in separate batches" in alone.notes[0]
 
@@ -656,11 +658,53 @@ def test_no_single_line_of_the_advice_is_idle(inside):
 
 
 def test_a_card_that_nothing_fits_gets_another_card():
+    """In 4 bits, a 7B model still fits a T4; as it is, or with an adapter that is not for 4 bits, it takes another card."""
     found = planned("ortho-7b", device=devices.DEVICES["t4"])
     (line,) = found.advice
+    settings, why = line.split(": no other setting tried makes this model fit; ")
+    words, card = why.split("--gpu ")
+    assert settings == "--set model.quant=nf4 --engine transformers"
+    assert words == "as it is, the cheapest GPU that fits it is " and planned("ortho-7b", device=devices.find(card)).fits
+    assert planned(model__name="Qwen2.5-7B-Instruct", engine__kind="transformers", sets=["model.quant=nf4"],
+                   device=devices.DEVICES["t4"]).fits  # fmt: skip
+    (line,) = planned("ortho-7b", adapter__kind="full", device=devices.DEVICES["t4"]).advice
     assert line.startswith("--gpu ")
     better = devices.find(line.split()[1].rstrip(":"))
-    assert planned("ortho-7b", device=better).fits
+    assert planned("ortho-7b", adapter__kind="full", device=better).fits
+
+
+def test_full_finetuning_that_is_too_large_gets_an_optimizer_in_8_bits(inside):
+    arguments = ("plan", "--model", "Qwen2.5-3B-Instruct", "--adapter", "full", "--gpu", "a40")
+    before = json.loads(inside(*arguments, "--json").stdout)
+    assert not before["fits"] and any(line.startswith("--set optim.name=adamw_8bit:") for line in before["advice"])
+    assert follow(before, inside, *arguments[1:])["fits"]
+
+
+def test_a_text_part_without_its_classs_defaults_is_counted():
+    """As google/gemma-3-4b-it has it: 8 heads of 256 in 4 groups and 262,208 tokens are not written down."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    shape = Shape.from_config({"model_type": "gemma3", "text_config": text, "vision_config": {}})
+    assert (shape.heads, shape.kv_heads, shape.head_dim, shape.vocab, shape.tied) == (8, 4, 256, 262208, True)
+    assert 3.8e9 < shape.parameters < 3.95e9, "3.88 billion"
+
+
+def test_experts_are_counted_where_an_architecture_is_not_known():
+    """Qwen3-30B-A3B has 30.5 billion parameters (its card), nearly all of them in 128 experts of each layer."""
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "num_experts": 128,
+        "moe_intermediate_size": 768, "max_position_embeddings": "40960",
+    }  # fmt: skip
+    shape = Shape.from_config(config)
+    assert 30e9 < shape.parameters < 34e9 and "128 experts of width 768" in shape.note and shape.max_positions == 40960
+    assert not make(resolve(["micro-r64"]), shape, A40).fits
+
+
+def test_an_evaluation_with_a_higher_limit_decodes_fewer_at_a_time():
+    """On a card whose KV cache holds them all at the limit of training, but not at that of the evaluation."""
+    l4 = devices.DEVICES["l4"]
+    short, long = (planned("best-24h", device=l4, sets=[f"evaluation.max_completion_tokens={one}"]) for one in (15360, 31744))
+    assert long.evaluation_s > 2.4 * short.evaluation_s
 
 
 def test_what_is_free_is_what_counts():

@@ -1,6 +1,7 @@
 """`microrl plan --starts`: every figure is the estimator's or a published one."""
 
 import json
+import shlex
 
 import pytest
 from planned import planned
@@ -66,7 +67,10 @@ def test_the_page_says_where_each_figure_stands(inside):
     assert "cc-by-4.0" in row and "58.75 justrl" in row and "15,360  justrl" in row
     assert "aime24, justrl: avg@32, README of github.com/thunlp/JustRL, 31,744 tokens" in done.stdout
     assert "justrl: train/examples/justrl/run_scaling_ssh_distill.sh" in done.stdout and "not measured on this GPU" in done.stdout
-    assert "to train the first model that makes 150 steps: microrl train --model JustRL-Nemotron-1.5B --hours 24" in done.stderr
+    assert (
+        "to train the first of these that makes 150 steps: microrl train --model OpenMath-Nemotron-1.5B --hours 24" in done.stderr
+    )
+    assert "rather results than starts: JustRL-Nemotron-1.5B, JustRL-DeepSeek-1.5B, DeepScaleR-1.5B-Preview." in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,10 @@ def test_the_page_says_where_each_figure_stands(inside):
 )
 def test_a_better_start_that_fits_is_mentioned(inside, arguments, is_said):
     done = inside("plan", *arguments)
-    said = "JustRL-Nemotron-1.5B fits the same GPU and budget, and has a published accuracy on AIME24 of 69.69 %" in done.stderr
+    said = (
+        "OpenMath-Nemotron-1.5B fits the same GPU and budget, and has a published accuracy on AIME24 of 58.75 % (avg@32, "
+        "justrl); Qwen2.5-1.5B-Instruct has 2.5 % (pass@1, micro)"
+    ) in done.stderr
     assert done.returncode == 0 and said is is_said and ("fits the same GPU" in done.stderr) is is_said
 
 
@@ -92,9 +99,32 @@ def test_a_mean_accuracy_is_no_pass_at_k():
     assert any(line["metric"] == "pass@8" for line in lines) and published.best("Qwen2.5-7B-Instruct", "aime24") is None
 
 
-def test_two_tables_at_once_are_refused(inside):
-    done = inside("plan", "--starts", "--detect", "0.03", "--gpu", "a40")
-    assert done.returncode == 2 and "--starts and --detect" in done.stderr
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--detect", "0.03"], "--starts and --detect are two different tables"),
+        (["--teacher", "Qwen2.5-7B-Instruct"], "--starts compares models without a teacher"),
+    ],
+)
+def test_what_starts_cannot_compare_is_refused(inside, more, said):
+    done = inside("plan", "--starts", "--gpu", "a40", *more)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_the_command_is_one_that_train_takes(inside):
+    """A preset's buffer of the overlong penalty would pass the model's limit, and a model that was set would win."""
+    done = inside("plan", "ortho-1.5b", "--starts", "--gpu", "a40", "--hours", "6", "--set", "model.name=Qwen3-1.7B")
+    words = shlex.split(done.stderr.rpartition("150 steps: microrl ")[2])
+    assert "reward.overlong.buffer=896" in words and "model.name=Qwen3-1.7B" not in words
+    tried = inside(*words, "--dry-run", "--engine", "transformers")
+    assert "must be below" not in tried.stderr, tried.stderr
+
+
+def test_a_cache_that_fills_a_card_is_not_called_too_large(inside):
+    """The L4's room has more digits than a peak has."""
+    listed = json.loads(inside("plan", "best-24h", "--starts", "--gpu", "l4", "--json").stdout)
+    assert "exceed the model's 4096 positions" in listed["impossible"]["Qwen2.5-Math-1.5B"]
+    assert "Qwen2.5-Math-1.5B" not in listed["too_large"]
 
 
 def test_a_start_keeps_the_tools_that_were_asked_for(inside):
