@@ -8,12 +8,17 @@ import torch
 from microrl.algorithm import dapo, grpo
 from microrl.algorithm import loss as terms
 from microrl.config import RunConfig
+from microrl.types import Completion, Score
 
 
 class Algorithm(dapo.Algorithm):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         self.reward_weight = config.distill.reward_weight
+
+    def counts(self, completion: Completion, score: Score) -> bool:
+        """Whether a completion takes part in the loss. One without a reward does, too: its group's advantage is 0."""
+        return not (self.config.mask_truncated and completion.finish == "length")
 
     @property
     def needs_teacher(self) -> bool:

@@ -46,7 +46,7 @@ class PolicyLoss(NamedTuple):
     loss: torch.Tensor
     """[], already divided by the denominators of the whole mini-batch."""
     clipped_BT: torch.Tensor
-    """Where the clip was active."""
+    """Where the clip was active, or a mask."""
     kl_BT: torch.Tensor | None
     """k3 to the reference, detached; None where beta is 0."""
 
@@ -97,13 +97,23 @@ class Algorithm:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the untouched model scores the batch too, and every row that counts has a gradient."""
+        """Whether the untouched model scores the batch too."""
         return bool(self.config.beta > 0)
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether a teacher scores the batch too, and every row that counts has a gradient."""
+        """Whether a teacher scores the batch too."""
         return False
+
+    @property
+    def every_row_has_gradient(self) -> bool:
+        """Whether rows whose advantage is 0 have a gradient, too. Of the others, one of each group is scored, for its metrics.
+
+        Nobody knows of an objective from elsewhere, so it is assumed. Where each of its terms is multiplied with the advantage,
+        returning False saves the time of the other rows.
+        """
+        is_ours = type(self).objective.__module__.startswith("microrl.algorithm.")
+        return self.needs_reference or self.needs_teacher or not is_ours
 
     @property
     def has_policy_gradient(self) -> bool:
@@ -139,7 +149,8 @@ class Algorithm:
         terms_BT, clipped_BT = self.objective(tokens)
         if (cap := self.config.importance_cap) is not None:
             mode = self.config.importance_mode
-            terms_BT = terms_BT * terms.importance_weights(tokens.old_BT, tokens.engine_BT, cap, tokens.mask_BT, mode)
+            weights_BT = terms.importance_weights(tokens.old_BT, tokens.engine_BT, cap, tokens.mask_BT, mode)
+            terms_BT, clipped_BT = terms_BT * weights_BT, clipped_BT | (weights_BT == 0)
         kl_BT = None
         if tokens.ref_BT is not None:
             kl_BT = terms.k3(tokens.ref_BT, tokens.new_BT)

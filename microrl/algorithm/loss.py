@@ -63,8 +63,9 @@ def surrogate(
     objective_BT = torch.minimum(plain_BT, clipped_BT)
     active_BT = clipped_BT < plain_BT
     if dual_clip is not None:
-        bounded_BT = torch.maximum(objective_BT, dual_clip * advantages_B1)
-        objective_BT = torch.where(advantages_B1 < 0, bounded_BT, objective_BT)
+        bound_BT = (dual_clip * advantages_B1).where(advantages_B1 < 0, -torch.inf)
+        active_BT = active_BT | (objective_BT < bound_BT)
+        objective_BT = torch.maximum(objective_BT, bound_BT)
     return -objective_BT, active_BT
 
 

@@ -9,6 +9,9 @@ from microrl.algorithm import dapo
 from microrl.algorithm.advantages import of_groups
 from microrl.types import Group
 
+MIN_MEAN = 1e-6
+"""Rewards that cancel out have a mean of about 1e-17 by rounding, and would be divided by it."""
+
 
 class Algorithm(dapo.Algorithm):
     def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
@@ -20,4 +23,4 @@ class Algorithm(dapo.Algorithm):
 def _divided(centred_G: list[float], group: Group) -> list[float]:
     rewards = [score.total for score in group.scores if score.is_valid]
     mean = sum(rewards) / max(len(rewards), 1)
-    return [centred / mean if mean > 0 else 0.0 for centred in centred_G]
+    return [centred / mean if mean > MIN_MEAN else 0.0 for centred in centred_G]

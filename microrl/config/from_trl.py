@@ -89,8 +89,11 @@ def _derived(given: dict[str, Any]) -> Iterator[Setting]:
     if 0 < warmup < 1 or (warmup and steps > 0):
         yield "optim.schedule.warmup", min(warmup if warmup < 1 else warmup / steps, 1.0), "warmup_steps"
     low, kind = given["epsilon"], given["loss_type"]
-    kind = "gspo" if given.get("importance_sampling_level") == "sequence" else kind
-    yield "loss.kind", kind, "loss_type, importance_sampling_level" if kind == "gspo" else "loss_type"
+    source = "loss_type"
+    if given.get("importance_sampling_level") == "sequence":
+        averaged = "" if kind == "grpo" else f": gspo averages over completions, as `grpo` does, and not as `{shown(str(kind))}`"
+        kind, source = "gspo", f"loss_type, importance_sampling_level{averaged}"
+    yield "loss.kind", kind, source
     yield "loss.clip_low", low, "epsilon"
     yield "loss.ratio_cap" if kind == "cispo" else "loss.clip_high", given.get("epsilon_high", low), "epsilon_high"
     if kind == "dapo":

@@ -57,6 +57,7 @@ TRL_DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-6, "per_device_train_batch_size": 8, "num_generations": 8, "max_completion_length": 512,
     "loss_type": "dapo", "epsilon": 0.2, "lr_scheduler_type": "linear", "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_importance_sampling_clip_max": 3, "lora_r": 16, "lora_alpha": 32, "lora_target_modules": ["q_proj", "v_proj"],
+    "scale_rewards": "group",
 }  # fmt: skip
 """Of TRL 1.16, where ours differ; the layers are those that PEFT takes of Llama, Qwen and most others."""
 TRL_REWARDS = {"accuracy_reward": "reward.accuracy_weight", "think_format_reward": "reward.format_weight"}

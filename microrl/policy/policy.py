@@ -308,7 +308,7 @@ class Policy:
             mismatch_BT=mismatch(old_BT, engine_BT).masked_fill(~mask_BT, 0),
             impossible_BT=~(old_BT.isfinite() & engine_BT.isfinite()),
             entropy_BT=entropy_BT,
-            clipped_BT=clipped_BT,
+            clipped_BT=clipped_BT & (tokens.weights_BT > 0),
             kl_BT=kl_BT,
             old_BT=old_BT,
             teacher=teacher,
@@ -352,8 +352,7 @@ class Policy:
 
     def _has_gradient(self, row: Row) -> bool:
         """Whether the row has a gradient. Those without are scored for their metrics alone, one of each group."""
-        has_own_term = self._algorithm.needs_reference or self._algorithm.needs_teacher
-        return row.counts and (row.advantage != 0 or has_own_term)
+        return row.counts and (row.advantage != 0 or self._algorithm.every_row_has_gradient)
 
     def planned_microbatches(self, rows: Sequence[Row]) -> Iterator[tuple[bool, tuple[int, ...]]]:
         """The micro-batches of a mini-batch, as positions of rows: first those with a gradient (True), then the others.

@@ -121,7 +121,7 @@ class UpdateMetrics:
         sums["entropy"] += float((entropy_BT.sum(1, dtype=torch.float64) / mask_BT.sum(1) * represents_B).sum())
         mismatch_BT = mismatch_BT.clamp(max=MAX_MISMATCH)
         sums["kl_sampler"] += total(torch.expm1(mismatch_BT) - mismatch_BT)
-        sums["impossible_tokens"] += int((impossible_BT & mask_BT).sum())
+        sums["impossible_tokens"] += int(total(impossible_BT & mask_BT))
         ratio_BT = mismatch_BT.exp()
         sums["outside_share"] += total(((ratio_BT < 0.8) | (ratio_BT > 1.25)) & mask_BT)
         sums["clip_fraction"] += total(clipped_BT & mask_BT)

@@ -36,7 +36,7 @@ METRICS = {
     "policy/outside_share": "fraction of tokens whose trainer/engine ratio lies outside [0.8, 1.25]",
     "policy/impossible_tokens": "sampled tokens whose log-probability is not finite in the engine or the trainer",
     "policy/kl_ref": "KL to the untouched model by k3, nats per token; null without loss.beta and diagnostics.kl_ref_every",
-    "policy/clip_fraction": "fraction of tokens at which clipping was active",
+    "policy/clip_fraction": "fraction of tokens at which a clip or a mask was active",
     "policy/grad_norm": "global gradient norm before clipping",
     "policy/step_kl": "KL of the policy before the step's update to that after it, nats per token; null where it is not measured",
     "distill/kl": "mean of log p(student) - log p(teacher) of the drawn tokens, nats: estimates the KL; null without a teacher",

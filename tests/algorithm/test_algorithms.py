@@ -185,6 +185,7 @@ def advantages_of(of: Algorithm, rewards: list[float | None]) -> list[float]:
         ([0.0, 0.0], [0, 0]),
         ([0.1, 0.1, 0.1], [0, 0, 0]),
         ([1.0, -0.5, -0.5], [0, 0, 0]),  # a mean of 0 divides nothing
+        ([0.1, 0.2, -0.3], [0, 0, 0]),  # nor does one that is above 0 by rounding alone
         ([1.0, None, 0.0], [1, 0, -1]),
         ([None, None], [0, 0]),
     ],
@@ -197,6 +198,23 @@ def test_maxrl_divides_by_the_mean_reward(rewards, expected):
 def test_maxrl_agrees_with_prime_rl(case):
     """To the float32 in which prime-rl computes them."""
     assert advantages_of(made(**{"loss.kind": "maxrl"}), case["rewards"]) == pytest.approx(case["advantages"], abs=1e-6)
+
+
+def test_what_a_mask_of_the_importance_weights_leaves_out_is_counted():
+    """Two completions, likelier in the trainer by a factor of 8 and of 2: above the cap of 3, a completion is left out."""
+    of = made(**{"loss.importance_cap": 3.0, "loss.importance_mode": "sequence_mask"})
+    new_BT, mask_BT = torch.zeros(2, 2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.bool)
+    engine_BT = -torch.tensor([[2.0, 4.0], [1.0, 2.0]], dtype=torch.float64).log()
+    tokens = Tokens(new_BT, new_BT, engine_BT, None, torch.ones(2), mask_BT, of.token_weights(mask_BT))
+    assert of.loss(tokens).clipped_BT.tolist() == [[True, True], [False, False]]
+
+
+def test_distillation_takes_completions_without_a_reward():
+    """What has no reward has a teacher. What is cut at the limit is left out where that is asked for."""
+    unknown, cut = Score(0.0, 0.0, 0.0, is_valid=False), SimpleNamespace(finish="length")
+    flags = {"loss.kind": "distill", "distill.teacher": "quickstart"}
+    assert made(**flags).counts(cut, unknown) and not made(**{"loss.kind": "grpo"}).counts(cut, unknown)
+    assert not made(**flags, **{"loss.mask_truncated": True}).counts(cut, unknown)
 
 
 def test_maxrl_has_no_deviation_to_divide_by():

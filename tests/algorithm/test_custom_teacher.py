@@ -1,12 +1,15 @@
 """A loss of another package that has a teacher."""
 
 import pytest
+from random_models import random_model, with_adapter
 from whole_runs import rows
 
 from microrl import algorithm
+from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
 from microrl.errors import UserError
 
+TAUGHT = {"distill.teacher": "quickstart"}
 SOURCE = """
 from microrl.algorithm import grpo
 from microrl.algorithm import loss as terms
@@ -22,6 +25,12 @@ class Anchored(grpo.Algorithm):
 
 class Alone(grpo.Algorithm):
     pass
+
+
+class Drawn(grpo.Algorithm):
+    def objective(self, tokens):
+        surrogate_BT, clipped_BT = super().objective(tokens)
+        return surrogate_BT + 0.1 * (tokens.new_BT - tokens.engine_BT) ** 2, clipped_BT
 """
 
 
@@ -39,7 +48,7 @@ def made(module, kind, **flags):
 
 
 def test_a_teacher_goes_with_a_class_that_needs_one(module):
-    assert made(module, "Anchored", **{"distill.teacher": "quickstart", "distill.top_k": 8}).needs_teacher
+    assert made(module, "Anchored", **TAUGHT, **{"distill.top_k": 8}).needs_teacher
     assert not made(module, "Alone").needs_teacher
     with pytest.raises(UserError, match="Anchored` needs a teacher"):
         made(module, "Anchored")
@@ -52,6 +61,20 @@ def test_a_teacher_goes_with_a_class_that_needs_one(module):
         with pytest.raises(UserError) as caught:
             made(module, "Anchored", **flags)
         assert said in caught.value.message and caught.value.hint
+
+
+def test_an_objective_from_elsewhere_sees_completions_whose_advantage_is_0(module, monkeypatch):
+    """Its terms need not be multiplied with the advantage. Where they are, the class can say so."""
+    of = made(module, "Drawn")
+    policy = with_adapter(random_model("qwen2"))
+    policy._algorithm = of
+    written = [(group, (7 + group + number,) * 5) for group in range(2) for number in range(4)]
+    all_rows = tuple(Row((5 + group, 6), ids, (-5.0,) * 5, 0.0, True, group) for group, ids in written)
+    alone = policy.update(Batch(all_rows, 2, 0), 1e-3)
+    assert alone.skipped == 0 and alone.grad_norm > 0
+    monkeypatch.setattr(type(of), "every_row_has_gradient", False)
+    assert policy.update(Batch(all_rows, 2, 1), 1e-3).skipped == 1
+    assert not made(module, "Alone").every_row_has_gradient and made(module, "Anchored", **TAUGHT).every_row_has_gradient
 
 
 def test_a_run_with_a_custom_loss_and_a_teacher(module, inside, tiny_arguments, wares, tmp_path):

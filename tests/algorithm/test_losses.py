@@ -88,9 +88,11 @@ def test_dual_clip_by_hand():
     new, old, mask = tensor([[LN(20.0)]]), tensor([[0.0]]), torch.ones(1, 1, dtype=torch.bool)
     options = dict(clip_low=0.2, clip_high=0.2)
     plain, _ = surrogate(new, old, tensor([-1.0]), mask, **options)
-    bounded, _ = surrogate(new, old, tensor([-1.0]), mask, dual_clip=10.0, **options)
-    positive, _ = surrogate(new, old, tensor([1.0]), mask, dual_clip=10.0, **options)
+    bounded, is_bounded = surrogate(new, old, tensor([-1.0]), mask, dual_clip=10.0, **options)
+    positive, is_clipped = surrogate(new, old, tensor([1.0]), mask, dual_clip=10.0, **options)
     assert (float(plain), float(bounded), float(positive)) == pytest.approx((20.0, 10.0, -1.2))
+    _, is_active = surrogate(new, old, tensor([-1.0]), mask, dual_clip=21.0, **options)
+    assert is_bounded and is_clipped and not is_active, "its gradient is 0"
 
 
 def test_clip_activity():

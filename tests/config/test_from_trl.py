@@ -131,8 +131,15 @@ def test_qlora(made):
     assert (adapter.kind, adapter.rank, adapter.alpha, adapter.targets) == ("lora", 32, 32, ("q_proj", "v_proj"))
     assert (config.model.quant, config.optim.name, config.optim.schedule.warmup) == ("nf4", "adamw_8bit", 0.1)
     assert config.loss.kind == "dr_grpo" and config.sampling.prompts_per_step == 3
+    assert config.loss.scale_by_std, "as TRL does unless it is told not to, and `dr_grpo` does not"
     assert "10 completions, not divisible by 4: rounded up" in text and "There is no end yet: pass --steps" in text
     assert "# lora_dropout: 0.05 -- there is no dropout" in text
+
+
+@pytest.mark.parametrize(("kind", "said"), [("", " and not as `dapo`"), ("loss_type: grpo\n", "importance_sampling_level\n")])
+def test_a_ratio_by_sequence_says_whose_average_it_takes(made, kind, said):
+    config, text = made(kind + "importance_sampling_level: sequence")
+    assert config.loss.kind == "gspo" and said in text
 
 
 @pytest.mark.parametrize(
