@@ -8,6 +8,9 @@ import os
 GB = 1e9
 """Bytes."""
 
+QUESTIONS_A_STEP = 16
+"""An evaluation may have as many hanging checks as a training step for each so many questions."""
+
 # ---- the clock
 
 BEFORE_FRACTION = 0.3

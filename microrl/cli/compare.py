@@ -223,8 +223,8 @@ def _shown(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def _table(rows: Sequence[Row]) -> str:
     """A table of the accuracies, and one of where their gains come from."""
     tables = [table_text(HEAD, [_cells(row) for row in rows], CAPTION)]
-    if parts := [[row.method, row.benchmark, *cells] for row in rows if any(cells := _cells_of_parts(row))]:
-        tables.append(table_text(("method", "benchmark", *HEAD_OF_PARTS), parts, CAPTION_OF_PARTS))
+    if parts := [[row.method, row.benchmark, row.settings, *cells] for row in rows if any(cells := _cells_of_parts(row))]:
+        tables.append(table_text(("method", "benchmark", "settings", *HEAD_OF_PARTS), parts, CAPTION_OF_PARTS))
     return "\n\n".join(tables)
 
 

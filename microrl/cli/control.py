@@ -20,14 +20,10 @@ Start = Callable[[float | None], int]
 """Carry out a run; returns its exit status. The argument is `started` of `attempts.run_with_fallback`."""
 
 
-def shuffled(tree: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a run's control."""
-    return {**tree, "reward": {**tree["reward"], "shuffle": True}}
-
-
-def refuse(config: RunConfig, path: Path, *, is_resumed: bool = False) -> None:
+def refuse(config: RunConfig, path: Path) -> None:
     """Raise UserError where a run cannot have a control, or something else is in its place."""
-    from microrl.run.folder import control_of
+    from microrl.run.control import control_of, is_control
+    from microrl.run.folder import RunFolder
 
     if config.reward.shuffle:
         raise UserError(f"{path} is a control itself: its rewards are shuffled", "leave out --control or reward.shuffle")
@@ -35,22 +31,42 @@ def refuse(config: RunConfig, path: Path, *, is_resumed: bool = False) -> None:
         raise UserError("a run of SFT alone has no rewards to shuffle", "leave out --control")
     if not config.has_rewards:
         raise UserError("the teacher alone trains this run: there are no rewards to shuffle", "leave out --control")
-    if os.path.lexists(control_of(path)) and not is_resumed and not os.path.lexists(path):
-        raise UserError(f"{control_of(path)} already exists", "remove it, or choose another folder: --out DIR")
+    if not os.path.lexists(place := control_of(path)):
+        return
+    if not RunFolder.is_one(path):
+        raise UserError(f"{place} already exists", "remove it, or choose another folder: --out DIR")
+    if not is_control(RunFolder.open(place).config(), RunFolder.open(path).config()):
+        raise UserError(
+            f"{place} is not the control of {path}: their settings differ in more than shuffled rewards",
+            f"rename it, and repeat the command: mv {place} {place}.old",
+        )
 
 
 def begun_with(tree: dict[str, Any]) -> RunFolder | None:
     """The newest run under `runs/` with this configuration whose control has begun and not ended; None if there is none."""
-    from microrl.run.folder import RunFolder, run_of
+    from microrl.run.control import run_of, shuffled
+    from microrl.run.folder import RunFolder
 
     begun = RunFolder.begun_with(shuffled(tree), None)
     path = None if begun is None else run_of(begun.path)
     return None if path is None else RunFolder.open(path)
 
 
+def say_if_unfinished(folder: RunFolder) -> None:
+    """Say how to go on with the control of a run that was resumed without it."""
+    from microrl.run.control import control_of, is_control
+    from microrl.run.folder import RunFolder
+
+    place = control_of(folder.path)
+    if not RunFolder.is_one(place) or (control := RunFolder.open(place)).is_done():
+        return
+    if is_control(control.config(), folder.config()):
+        say(f"its control is not finished; to continue: microrl train --resume {folder.path} --control shuffle")
+
+
 def time_of_both(path: Path, hours: float | None, steps: int | None) -> str:
     """That the control takes as long again, in words."""
-    from microrl.run.folder import control_of
+    from microrl.run.control import control_of
 
     bounds = [time_in_words(hours)] if hours is not None else []
     bounds += [counted(steps, "step")] if steps is not None else []
@@ -64,7 +80,7 @@ def run_both(path: Path, run: Start, control: Start) -> int:
     failed. Each is a process of its own where that is possible: its time, its engine and its memory end with it."""
     from microrl import clock
     from microrl.run import child
-    from microrl.run.folder import control_of
+    from microrl.run.control import control_of
 
     is_forked = child.can_fork()
     statuses: list[int] = []
@@ -94,7 +110,7 @@ def run_both(path: Path, run: Start, control: Start) -> int:
 def _compared(path: Path) -> list[str]:
     from microrl.report.history import History
     from microrl.report.verdict import control_said
-    from microrl.run.folder import control_of
+    from microrl.run.control import control_of
 
     said = control_said(History.load(path))
     return [*said, f"compare them: microrl compare {path} {control_of(path)}"]

@@ -181,11 +181,12 @@ def _show(name: str, value: dict[str, Any]) -> None:
         elif key.startswith("paired_gain") and gain is not None:
             label = "accuracy" if key == "paired_gain" else key.removeprefix("paired_gain_")
             print(f"paired gain, {label}  {gain['mean']:+.4f}  {_interval(gain, '+')}")
-    if (parts := value.get("gain_parts")) is not None:
-        from microrl.evaluation.gain_parts import GainParts
+    from microrl.evaluation.gain_parts import KEY, GainParts
+
+    if (parts := GainParts.read(value.get(KEY))) is not None:
         from microrl.report.words import gain_origin
 
-        for sentence in gain_origin(GainParts.model_validate(parts)):
+        for sentence in gain_origin(parts):
             print(sentence)
     cut = value["truncated"]
     if cut > 0.02:

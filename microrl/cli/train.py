@@ -53,8 +53,9 @@ def train(
     control: Annotated[
         Literal["shuffle"] | None,
         typer.Option(
-            help="shuffle: afterwards, repeat the run with shuffled rewards, in RUN-shuffled. Whatever that run gains does not "
-            "come from the rewards. It gets the same hours or steps again, so both together take twice as long.",
+            help="shuffle: afterwards, repeat the run in RUN-shuffled with shuffled rewards, and a guard that only warns. "
+            "Whatever that run gains does not come from the rewards. It gets the same hours or steps again, so both together "
+            "take twice as long.",
             show_default="none",
         ),
     ] = None,
@@ -74,8 +75,12 @@ def train(
     if resume is not None and resume != AUTO:
         refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
         bounds = flags["budget.hours"], flags["budget.steps"]
-        resumed = _go_on_with_control if control else go_on
-        return resumed(RunFolder.open(Path(resume)), *bounds, flags["engine.kind"])
+        folder = RunFolder.open(Path(resume))
+        if control:
+            return _go_on_with_control(folder, *bounds, flags["engine.kind"])
+        status = go_on(folder, *bounds, flags["engine.kind"])
+        controls.say_if_unfinished(folder)
+        return status
     refuse_studies(presets or ())
     config = resolve(presets or (), flags, sets or ())
     if not config.is_bounded:
@@ -89,7 +94,7 @@ def train(
         tracking.refuse_if_missing(config.track)
     path = out or options.run_folder(options.run_name(presets, config.model.name))
     if control:
-        controls.refuse(config, path, is_resumed=resume is not None)
+        controls.refuse(config, path)
     if dry_run:
         from microrl.cli import early
 
@@ -111,7 +116,7 @@ def train(
         return controls.run_both(
             path,
             lambda started: run_with_fallback(folder, resume=False, started=started),
-            partial(_control, folder, None, None, None),
+            partial(_control, folder, None),
         )
     return run_with_fallback(folder, resume=False)
 
@@ -119,22 +124,24 @@ def train(
 def _go_on_with_control(folder: RunFolder, hours: float | None, steps: int | None, engine: str | None = None) -> int:
     """As `go_on`, and then the same with the run's control, which is started if there is none."""
     config = folder.settings()
-    controls.refuse(config, folder.path, is_resumed=True)
+    controls.refuse(config, folder.path)
     bounds = (config.budget.hours, config.budget.steps) if hours is None and steps is None else (hours, steps)
     say(controls.time_of_both(folder.path, *bounds))
-    return controls.run_both(
-        folder.path, partial(go_on, folder, hours, steps, engine), partial(_control, folder, hours, steps, engine)
-    )
+    return controls.run_both(folder.path, partial(go_on, folder, hours, steps, engine), partial(_control, folder, engine))
 
 
-def _control(folder: RunFolder, hours: float | None, steps: int | None, engine: str | None, started: float | None) -> int:
-    """Start the control of a run that has ended, or go on with it; returns the exit status."""
-    from microrl.run.folder import RunFolder, control_of
+def _control(folder: RunFolder, engine: str | None, started: float | None) -> int:
+    """Start the control of a run that has ended, or go on with it, as long as the run; returns the exit status."""
+    from microrl.run.control import budget, control_of, shuffled
+    from microrl.run.folder import RunFolder
 
-    if (path := control_of(folder.path)).exists():
-        return go_on(RunFolder.open(path), hours, steps, engine, started)
-    tree = controls.shuffled(folder.config())
-    return run_with_fallback(RunFolder.create(path, tree), resume=False, started=started)
+    tree = folder.config()
+    if not (path := control_of(folder.path)).exists():
+        return run_with_fallback(RunFolder.create(path, shuffled(tree)), resume=False, started=started)
+    control = RunFolder.open(path)
+    ours, theirs = budget(tree), budget(control.config())
+    is_longer = any(limit is not None and made is not None and made > limit for limit, made in zip(ours, theirs, strict=True))
+    return go_on(control, *((None, None) if ours == theirs or is_longer else ours), engine, started)
 
 
 def refuse_studies(names: Sequence[str]) -> None:

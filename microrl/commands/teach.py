@@ -29,8 +29,8 @@ from microrl.data.prompts import none_fits, render_all
 from microrl.data.taught import Content, Line, Part, Record
 from microrl.errors import MachineFailure, UserError, first_line
 from microrl.evaluation.benchmark import Benchmark, sampling_of
-from microrl.evaluation.evaluate import QUESTIONS_A_STEP
 from microrl.evaluation.record import prompts_sha256
+from microrl.limits import QUESTIONS_A_STEP
 from microrl.models import gpu
 from microrl.policy.microbatch import pad, plan
 from microrl.policy.soft_targets import TopScores

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from microrl import clock
 from microrl.evaluation.pace import DeadlinePace
 from microrl.evaluation.result import Result, by_text
+from microrl.limits import QUESTIONS_A_STEP
 from microrl.rewards.scorer import RewardScorer
 from microrl.rollout.engine import Sampler
 from microrl.rollout.episodes import EpisodeEnvironment
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 STREAM = 0xE7A1
 """First word of the evaluation's random streams, which keeps them apart from training's."""
-QUESTIONS_A_STEP = 16
-"""An evaluation may have as many hanging checks as a training step for each so many questions."""
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""Where a gain comes from: answers that were right before but not in the asked form, that were cut off, or that were wrong.
+"""Where a gain comes from: fewer answers that are right but not in the asked form, that are cut off, or that are wrong.
 
 Two models' stored answers to the same questions, with the same random numbers, in; numbers out. Nothing is sampled. An answer is
 
@@ -8,8 +8,9 @@ Two models' stored answers to the same questions, with the same random numbers, 
   (`microrl.answers.lenient_answer`, judged by the same answer checker);
 - else wrong.
 
-The gain is (answers that became right - answers that became wrong) / answers. Each of these belongs to one part: to the form, the
-length or the answer, by what the answer is on the side on which it is not right. So the parts add up to the gain exactly.
+A part of the gain is the fraction of such answers before, less that after: how much rarer this way of not being right has become.
+So the parts add up to the gain exactly. Like the gain, they are paired by question, and not by sample: two models' third samples
+have nothing in common once their texts differ.
 
 A lenient reading guesses: a last number may be right by chance, and an answer in words is missed. Programs and procedural tasks
 have none: what is not in their form counts as wrong.
@@ -64,20 +65,12 @@ class StoredAnswer:
         return cls(question, sample if isinstance(sample, int) else 0, is_right, is_truncated, is_read, reading)
 
     def outcome(self, right_readings: Container[Reading]) -> Outcome:
-        """What it is; where it is not right, the part of the gain or loss that it belongs to."""
+        """Whether it is right, or the part of the gain or loss that it counts for."""
         if self.is_right:
             return "right"
         if self.is_truncated:
             return "length"
         return "form" if self.reading is not None and self.reading in right_readings else "answer"
-
-
-@dataclass(frozen=True, slots=True)
-class Part(Estimate):
-    """A part of the gain: (became right - became wrong) / answers."""
-
-    became_right: Count
-    became_wrong: Count
 
 
 class Side(BaseModel):
@@ -101,16 +94,18 @@ class Side(BaseModel):
 
 
 class GainParts(BaseModel):
-    """A gain in accuracy, and its parts, which add up to it."""
+    """A gain in accuracy, and its parts, which add up to it: positive where there are fewer such answers than before."""
 
     model_config = ConfigDict(frozen=True)
+    format: Literal[2] = Field(repr=False)
+    """Format 1 compared each sample with the other model's sample of the same number."""
     questions: Annotated[int, Field(ge=1)]
     samples: Annotated[int, Field(ge=1)]
     gain: Estimate
-    form: Part | None
+    form: Estimate | None
     """None where there is no lenient reading."""
-    length: Part
-    answer: Part
+    length: Estimate
+    answer: Estimate
     form_and_length: Estimate
     over_lenient: Estimate | None
     """The trained model's accuracy as it was judged, less that of the base read leniently."""
@@ -146,21 +141,18 @@ def gain_parts(
     asked = _Questions(list(dict.fromkeys(question for question, _ in keys)), samples, clusters)
     answers = [[side[key] for key in keys] for side in sides]
     before, after = ([one.outcome(right_readings or ()) for one in side] for side in answers)
-    changes: dict[Outcome, list[tuple[str, int]]] = {part: [] for part in PARTS}
-    over: list[tuple[str, int]] = []
-    for (question, _), was, now in zip(keys, before, after, strict=True):
-        is_right = now == "right"
-        if is_right != (was == "right"):
-            changes[was if is_right else now].append((question, 1 if is_right else -1))
-        over.append((question, is_right - (was in MEANT)))
+
+    def fewer(of_base: Container[Outcome], of_trained: Container[Outcome]) -> Estimate:
+        changes = ((was in of_base) - (now in of_trained) for was, now in zip(before, after, strict=True))
+        return asked.change(zip((question for question, _ in keys), changes, strict=True))
+
     has_lenient = right_readings is not None
     return GainParts(
-        questions=len(asked.names), samples=samples,
-        gain=asked.change([one for part in PARTS for one in changes[part]]),
-        form=asked.part(changes["form"]) if has_lenient else None,
-        length=asked.part(changes["length"]), answer=asked.part(changes["answer"]),
-        form_and_length=asked.change([*changes["form"], *changes["length"]]),
-        over_lenient=asked.change(over) if has_lenient else None,
+        format=2, questions=len(asked.names), samples=samples, gain=fewer(PARTS, PARTS),
+        form=fewer(("form",), ("form",)) if has_lenient else None,
+        length=fewer(("length",), ("length",)), answer=fewer(("answer",), ("answer",)),
+        form_and_length=fewer(("form", "length"), ("form", "length")),
+        over_lenient=fewer(("length", "answer"), PARTS) if has_lenient else None,
         base=_side(answers[0], before, asked, has_lenient=has_lenient),
         trained=_side(answers[1], after, asked, has_lenient=has_lenient),
     )  # fmt: skip
@@ -177,10 +169,6 @@ class _Questions:
     def change(self, changes: Iterable[tuple[str, int]]) -> Estimate:
         """The mean change, from (question, +1 or -1) of every answer that counts."""
         return gain_interval(self._values(changes), named(self.names, self.clusters), samples=self.samples, k=1)(TAIL)
-
-    def part(self, changes: Sequence[tuple[str, int]]) -> Part:
-        change, signs = self.change(changes), [sign for _, sign in changes]
-        return Part(change.mean, change.ci95, became_right=signs.count(1), became_wrong=signs.count(-1))
 
     def accuracy(self, right: Iterable[tuple[str, int]]) -> Estimate:
         """The mean accuracy, from (question, 0 or 1) of every answer."""

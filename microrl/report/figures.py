@@ -110,7 +110,7 @@ def _gain_parts(axes: Axes, histories: Sequence[History], by: str) -> None:
         hover.show(axes, shown_text(history.name) if len(histories) > 1 else "points", places, values)
         axes.bar(places, values, 0.9 * width, color=colour, yerr=ends, error_kw={"ecolor": INK, "elinewidth": 0.8, "capsize": 2})
     axes.axhline(0, color=INK, linewidth=0.6)
-    axes.set_xticks(range(len(names)), ["gain", "had been right,\nnot in the form", "had been\ncut off", "had been\nwrong"])
+    axes.set_xticks(range(len(names)), ["gain", "fewer right but\nnot in the form", "fewer\ncut off", "fewer\nwrong"])
     axes.set_xlabel("")
 
 

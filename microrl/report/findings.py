@@ -20,6 +20,7 @@ from microrl.report.updates import (
     updates,
     updates_said,
 )
+from microrl.report.words import NOT_RIGHT
 from microrl.run import heartbeat, idle, names
 from microrl.run.view import clock
 from microrl.terminal import alike, counted, rounded_up, time_in_words
@@ -254,19 +255,19 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[RunFinding]:
 
 
 def _form_or_length(history: History) -> Iterator[RunFinding]:
-    """That a gain is mostly of answers that were right but not in the asked form, or that ran out of tokens."""
+    """That a gain is mostly fewer answers that are right but not in the asked form, or that run out of tokens."""
     if (parts := history.gain_parts) is None or parts.gain.ci95[0] <= 0:
         return
     both = parts.form_and_length
     if both.mean <= MOSTLY_FORM * parts.gain.mean or both.ci95[0] <= 0:
         return
-    form, limit = 0.0 if parts.form is None else parts.form.mean, history.setting("sampling.max_completion_tokens")
-    limit = history.setting("evaluation.max_completion_tokens") or limit
-    said = (
-        f"of the gain, {100 * parts.gain.mean:+.1f} points, {100 * form:+.1f} come from answers that had been right but not in "
-        f"the asked form, {100 * parts.length.mean:+.1f} from answers that had been cut off at the token limit, and "
-        f"{100 * parts.answer.mean:+.1f} from answers that had been wrong"
-    )
+    form = 0.0 if parts.form is None else parts.form.mean
+    limit = history.setting("evaluation.max_completion_tokens") or history.setting("sampling.max_completion_tokens")
+    changes = [
+        f"{abs(100 * mean):.1f} points {'fewer' if mean >= 0 else 'more'} are {NOT_RIGHT[name]}"
+        for name, mean in (("form", form), ("length", parts.length.mean), ("answer", parts.answer.mean))
+    ]
+    said = f"most of the gain of {100 * parts.gain.mean:.1f} points is form or length: of all answers, {', '.join(changes)}"
     advice = []
     if form > 0:
         advice.append("ask for the form more clearly (data.system) and evaluate the base again: it may do as well untrained")

@@ -161,7 +161,7 @@ class History:
             notes=notes,
             is_running=ending is None and not follow.is_over(path) and follow.is_alive(path),
         )
-        history.gain_parts = GainParts.read(history.evaluations.get(names.AFTER, {}).get(PARTS_KEY))
+        history.gain_parts = history.checked(GainParts.read(history.evaluations.get(names.AFTER, {}).get(PARTS_KEY)))
         if written is not None and _is_changed(path / names.METRICS, written):
             notes.append(CHANGED)
         if not (path / names.ROLLOUTS).is_dir() and history.rows:
@@ -212,6 +212,12 @@ class History:
     def evaluated(self) -> Evaluations:
         """What the run's summary says of the evaluations before and after training."""
         return Evaluations() if self.summary is None else self.summary.eval
+
+    def checked(self, parts: GainParts | None) -> GainParts | None:
+        """The parts of a gain, if it is the one that the run ended with: a run that is extended still has its earlier answers."""
+        gain = self.evaluated.paired_gain
+        is_its_own = parts is not None and gain is not None and math.isclose(parts.gain.mean, gain.mean, abs_tol=1e-9)
+        return parts if is_its_own and not self.is_running else None
 
     @property
     def sft_steps(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from microrl import __version__
 from microrl.evaluation.answer import Answer
+from microrl.evaluation.gain_parts import KEY, GainParts
 from microrl.evaluation.intervals import Estimate
 from microrl.files import written_whole
 from microrl.report import figures, inspected, places, settings, several, transcripts
@@ -44,7 +45,8 @@ def page(
     from markupsafe import Markup
 
     for history in histories:
-        history.gain_parts = transcripts.own_gain_parts(history.path, history.gain_parts, history.notes)
+        if history.evaluated.paired_gain is not None:
+            history.gain_parts = history.checked(transcripts.own_gain_parts(history.path, history.gain_parts, history.notes))
     template = Environment(loader=PackageLoader("microrl.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     style, script = (resources.files("microrl.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     detailed = histories[:RUNS_WITH_COMPLETIONS]
@@ -70,7 +72,7 @@ def page(
         marks=[places.mark_of(event) for event in places.marks(histories[0])] if len(histories) == 1 else [],
         turned=[(shown_text(history.name), *turned) for history in detailed if (turned := _turned(history)) is not None],
         early_and_late=[(shown_text(history.name), _early_and_late(run_sample.shown)) for history, run_sample in samples],
-        origins=[(shown_text(one.name), gain_origin(one.gain_parts)) for one in histories if one.gain_parts is not None],
+        origins=[named for history in histories for named in _origins(history)],
         evaluations=evaluations(histories),
         entropies=entropies(histories),
         inspections=_inspected(detailed),
@@ -93,6 +95,13 @@ def write(histories: Sequence[History], target: Path, by_setting: Sequence[tuple
     with written_whole(target) as temporary:
         temporary.write_bytes(text)
     return len(text)
+
+
+def _origins(history: History) -> list[tuple[str, list[str]]]:
+    """(name, sentences) of the run's own gain, and of those that `microrl eval --base` has stored."""
+    stored = {name: GainParts.read(tree.get(KEY)) for name, tree in history.evaluations.items() if name not in transcripts.OWN}
+    of_all = {history.name: history.gain_parts} | {f"{history.name}, {name}": parts for name, parts in stored.items()}
+    return [(shown_text(name), gain_origin(parts)) for name, parts in of_all.items() if parts is not None]
 
 
 def _inspected(histories: Sequence[History]) -> list[tuple[str, str, list[tuple[str, str]], list[tuple[str, Any]]]]:

@@ -6,6 +6,7 @@ first mattered.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -20,6 +21,7 @@ from microrl.evaluation.gain_parts import LENIENT_KINDS, GainParts, StoredAnswer
 from microrl.evaluation.gain_parts import gain_parts as parts_of
 from microrl.evaluation.result import Result
 from microrl.evaluation.result import clusters as clusters_of
+from microrl.limits import QUESTIONS_A_STEP
 from microrl.report.completions import read_lines, shown_text
 from microrl.run import names
 from microrl.run.folder import RunFolder
@@ -113,7 +115,7 @@ def gain_parts(
     `left_s`, is up. The scorer judges the lenient readings; what cannot be read becomes a note."""
     kind = scorer.checker.kind
     sides = [list(_answers(path, kind, notes)) for path in (base, trained)]
-    scorer.reset_allowance()
+    scorer.reset_allowance(math.ceil(len({one.question for one in sides[0]}) / QUESTIONS_A_STEP))
     right = scorer.right_ones((one.reading for side in sides for one in side if one.reading is not None), left_s=left_s)
     if right is None:
         return None

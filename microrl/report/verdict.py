@@ -13,9 +13,9 @@ from microrl.report.completions import shown_text
 from microrl.report.findings import ENDINGS, findings
 from microrl.report.history import History, RunFinding
 from microrl.report.updates import FEW_UPDATES, updates, updates_said
-from microrl.run import names, summary
-from microrl.run.folder import control_of
-from microrl.terminal import counted
+from microrl.run import names, summary, versioned
+from microrl.run.control import budget, control_of, is_control
+from microrl.terminal import counted, time_in_words
 
 Outcome = Literal["helped", "worse", "no clear effect", "too little to tell", "nothing learned", "not measured", "running"]
 HOPELESS = ("no update", "few right answers", "truncated", "reward failed", "killed", *ENDINGS)
@@ -120,16 +120,24 @@ def gain_of(history: History, metric: str = "accuracy") -> Gain | None:
 
 
 def control_said(history: History) -> list[str]:
-    """What the run's control, the same run with shuffled rewards, gained: a sentence where there is one that has ended."""
-    path = control_of(history.path)
+    """How the accuracy of the run's control changed, the same run with shuffled rewards: sentences where there is one that has
+    ended."""
+    path, run = control_of(history.path), history.summary
     try:
-        ended = summary.read_if_there(path)
+        config, ended = versioned.config_of(path), summary.read_if_there(path)
     except UserError:
-        return []  # its own report says that it is damaged
-    if ended is None or ended.eval.paired_gain is None:
+        return []  # there is none, or its own report says that it is damaged
+    if run is None or ended is None or ended.eval.paired_gain is None or not is_control(config, dict(history.config)):
         return []
-    gain, how = ended.eval.paired_gain, "" if ended.status == "done" else f", {ended.status} after {counted(ended.steps, 'step')}"
-    return [f"Its control run with shuffled rewards ({shown_text(path.name)}{how}) changed accuracy by {gain.text('+.3f')}."]
+    spent = [f"{counted(one.steps, 'step')} in {time_in_words(one.hours_spent)}" for one in (ended, run)]
+    how = "" if ended.status == "done" else f"{ended.status} after "
+    said = f"({shown_text(path.name)}, {how}{spent[0]}; this run made {spent[1]}) changed accuracy by"
+    sentences = [f"Its control run with shuffled rewards {said} {ended.eval.paired_gain.text('+.3f')}."]
+    if budget(config) != budget(dict(history.config)):
+        sentences.append("The two do not have the same limits of time and steps, so this is no fair comparison.")
+    if history.sft_steps:
+        sentences.append("Both changes include that by SFT.")
+    return sentences
 
 
 def _outcome(history: History, all_findings: tuple[RunFinding, ...], count: int, gain: Gain | None) -> Outcome:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from microrl.evaluation.gain_parts import PARTS, GainParts, Part
+from microrl.evaluation.gain_parts import PARTS, GainParts
 from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
@@ -98,15 +98,21 @@ def evaluations(histories: Sequence[History]) -> list[dict[str, Any]]:
     return evaluated
 
 
+NOT_RIGHT = {"form": "right but not in the asked form", "length": "cut off at the token limit", "answer": "wrong"}
+
+
 def gain_origin(parts: GainParts) -> list[str]:
     """Where a gain comes from, as sentences."""
     count = parts.questions * parts.samples
-    was = {"form": "right but not in the asked form", "length": "cut off at the token limit", "answer": "wrong"}
-    known = {name: part for name in PARTS if isinstance(part := getattr(parts, name), Part)}
-    listed = [f"{part.points()} from answers that had been {was[name]}" for name, part in known.items()]
+    known = {name: part for name in PARTS if (part := getattr(parts, name)) is not None}
+    listed = [
+        f"{NOT_RIGHT[name]}, {100 * getattr(parts.base, name) / count:.1f} % before and "
+        f"{100 * getattr(parts.trained, name) / count:.1f} % after training ({part.points()})"
+        for name, part in known.items()
+    ]
     said = [
-        f"The gain in accuracy, {parts.gain.points()}, is the sum of {', '.join(listed[:-1])} and {listed[-1]}. Each "
-        "is net: answers that went the other way are subtracted."
+        f"Accuracy changed by {parts.gain.points()}. The answers that are not right account for it: {'; '.join(listed)}. "
+        "A plus means fewer of them; the parts add up to the change."
     ]
     if parts.base.lenient is not None and parts.over_lenient is not None:
         said.append(

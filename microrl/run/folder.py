@@ -16,21 +16,8 @@ from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile, Value
 from microrl.run import locks, names, remedies, rollouts, summary, versioned
+from microrl.run.control import run_of, without_bounds
 from microrl.terminal import printable
-
-CONTROL = "-shuffled"
-"""Ends the name of a run's control, the same run with shuffled rewards, which lies beside it."""
-
-
-def control_of(path: Path) -> Path:
-    """The folder of a run's control."""
-    return path.with_name(path.absolute().name + CONTROL)
-
-
-def run_of(path: Path) -> Path | None:
-    """The folder of the run that a run is the control of; None if it is none."""
-    run = path.with_name(path.name.removesuffix(CONTROL)) if path.name.endswith(CONTROL) else None
-    return run if run is not None and (run / names.CONFIG).exists() else None
 
 
 class RunFolder:
@@ -170,7 +157,7 @@ class RunFolder:
             if not os.path.lexists(path):
                 return None
             folder = cls.open(path)
-            if _without_bounds(folder.config()) != _without_bounds(config):
+            if without_bounds(folder.config()) != without_bounds(config):
                 raise UserError(
                     f"{path} was started with different settings",
                     f"resume it with its own settings: microrl train --resume {path}, or choose another folder: --out DIR",
@@ -346,13 +333,6 @@ class RunFolder:
             made = {path.name.lstrip(".").removesuffix(".tmp") for path in self.path.iterdir()}
             if made <= {name.lstrip(".") for name in names.MADE_BEFORE_A_RUN}:
                 shutil.rmtree(self.path)
-
-
-def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration without hours and steps, which may have been changed since."""
-    if not isinstance(config["budget"], dict):
-        return config
-    return config | {"budget": {name: value for name, value in config["budget"].items() if name not in ("hours", "steps")}}
 
 
 def run_above(path: Path) -> Path | None:

@@ -125,7 +125,7 @@ def _record_gain_parts(run: Run, before: Result, after: Result) -> None:
     """Store with the evaluation after training where its gain comes from, if there is time to find out."""
     notes: list[str] = []
     base, trained = (run.folder.path / f"{names.EVAL}/{name}.jsonl.gz" for name in (names.BEFORE, names.AFTER))
-    left_s = None if run.budget.left_s() is None else lambda: run.budget.left_s() or 0.0
+    left_s = None if run.budget.left_s() is None else lambda: run.budget.deadline_s() or 0.0
     if base.exists() and trained.exists():  # a full disk may have kept them out
         parts_of_gain = gain_parts(base, trained, run.scorer, notes, clusters([before, after]), left_s)
         if parts_of_gain is not None:

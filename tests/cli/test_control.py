@@ -9,6 +9,7 @@ import time
 from statistics import fmean
 
 import pytest
+from made_run import make
 from whole_runs import rows, start
 
 from microrl import clock
@@ -51,7 +52,8 @@ def test_a_control_is_the_same_run_with_other_advantages(inside, monkeypatch, le
     assert done.returncode == 0 and "each has 3 steps" in done.stderr, done.stderr
     assert done.stderr.rstrip().endswith(f"compare them: microrl compare {run} {control}")
     configs = [json.loads((path / "config.json").read_text()) for path in (run, control)]
-    assert [config["reward"].pop("shuffle") for config in configs] == [False, True] and configs[0] == configs[1]
+    assert [config["reward"].pop("shuffle") for config in configs] == [False, True]
+    assert [config["guard"].pop("action") for config in configs] == ["auto", "warn"] and configs[0] == configs[1]
     assert evaluation(run, "before") == evaluation(control, "before") and evaluation(run, "after") != evaluation(control, "after")
     sides = [completions(path, 0) for path in (run, control)]
     first, second = ([one["advantage"] for one in side] for side in sides)
@@ -65,12 +67,22 @@ def test_a_control_is_the_same_run_with_other_advantages(inside, monkeypatch, le
     assert spent_s < clock.now_s() - began, "its time is its own, although the process is older"
     assert RunFolder.newest(tmp_path / "runs").path == run, "a control is not what a command means that names no run"
     said = " ".join(judge(History.load(run)).sentences), " ".join(judge(History.load(control)).sentences)
-    assert "Its control run with shuffled rewards (mine-shuffled) changed" in said[0] and "This is a control run" not in said[0]
+    assert (
+        "Its control run with shuffled rewards (mine-shuffled, 3 steps in" in said[0] and "This is a control run" not in said[0]
+    )
     assert "This is a control run" in said[1] and dict(facts(History.load(control)))["status"].endswith("rewards shuffled")
     table = inside("compare", run, control, "--as", "markdown").stdout
     assert "reward.shuffle=true" in table and "against first" in table
     again = inside("train", "--resume", run, "--control", "shuffle")
     assert again.returncode == 0 and again.stderr.count("is already finished") == 2
+    alone = inside("train", "--resume", run, "--steps", STEPS + 1)
+    assert alone.returncode == 0 and "no fair comparison" in alone.stderr and "not finished" not in alone.stderr
+    (control / "summary.json").unlink()
+    alone = inside("train", "--resume", run)
+    assert f"its control is not finished; to continue: microrl train --resume {run} --control shuffle" in alone.stderr
+    both = inside("train", "--resume", run, "--control", "shuffle")
+    assert both.returncode == 0 and len(rows(control)) == STEPS + 1 == len(rows(run)), "as long as the run is now"
+    assert "no fair comparison" not in both.stderr and "changed accuracy by" in both.stderr
 
 
 def test_what_cannot_have_a_control_is_refused(inside, learning, tmp_path):
@@ -86,6 +98,14 @@ def test_what_cannot_have_a_control_is_refused(inside, learning, tmp_path):
     done = inside(*command)
     assert done.returncode == 2 and "mine-shuffled already exists" in done.stderr and not (tmp_path / "mine").exists()
     assert inside("train", *learning, "--control", "sorted").returncode == 2
+
+
+def test_a_run_that_only_has_the_name_of_a_control_is_refused(inside, tmp_path):
+    run, other = make(tmp_path / "mine"), make(tmp_path / "mine-shuffled")
+    before = [(path, path.read_bytes()) for path in sorted(other.rglob("*")) if path.is_file()]
+    done = inside("train", "--resume", run, "--control", "shuffle", "--steps", "30")
+    assert done.returncode == 2 and f"{other} is not the control of {run}" in done.stderr and "rename it" in done.stderr
+    assert before == [(path, path.read_bytes()) for path in sorted(other.rglob("*")) if path.is_file()]
 
 
 @pytest.mark.slow

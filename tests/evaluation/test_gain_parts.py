@@ -10,7 +10,7 @@ from made_answers import BOXED, UNBOXED, UNFINISHED, WRONG, WRONG_UNBOXED, store
 
 from microrl.answers import lenient_answer
 from microrl.config import resolve
-from microrl.evaluation.gain_parts import PARTS
+from microrl.evaluation.gain_parts import PARTS, GainParts
 from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.result import Result, gains
 from microrl.evaluation.seeds import over_runs
@@ -40,7 +40,7 @@ def means(found):
 def test_a_base_that_only_lacks_the_box(tmp_path):
     found = parts(tmp_path, [[UNBOXED, UNBOXED]] * 6, [[BOXED, BOXED]] * 6)
     assert means(found) == [1.0, 0.0, 0.0] and found.gain.mean == 1.0
-    assert found.form.became_right == 12 and found.base.form == 12
+    assert found.base.form == 12 and found.trained.form == 0
     assert found.base.lenient.mean == found.trained.lenient.mean == 1.0 and found.over_lenient.mean == 0.0
     assert found.base.well_formed_accuracy is None and found.trained.well_formed_accuracy == 1.0
 
@@ -60,11 +60,9 @@ def test_a_base_that_really_cannot(tmp_path):
 
 
 def test_what_was_lost_counts_against_the_part_that_it_was_lost_to(tmp_path):
-    """Of 4 answers: one gained its box, one lost it, one ran out of tokens, one was right and is wrong."""
+    """Of 4 answers, one gained its box, one lost it, one ran out of tokens, one was right and is wrong."""
     found = parts(tmp_path, [[UNBOXED, BOXED], [BOXED, BOXED]], [[BOXED, UNBOXED], [UNFINISHED, WRONG]])
     assert means(found) == [0.0, -0.25, -0.25] and found.gain.mean == -0.5
-    assert (found.form.became_right, found.form.became_wrong, found.length.became_wrong) == (1, 1, 1)
-    assert found.form.ci95[0] < 0 < found.form.ci95[1], "no change on the whole, and no certainty either"
     assert (found.trained.right, found.trained.form, found.trained.length, found.trained.answer) == (1, 1, 1, 1)
 
 
@@ -74,7 +72,7 @@ def test_the_parts_add_up_to_the_paired_gain_of_the_evaluation(tmp_path, seed):
     texts = [BOXED, UNBOXED, UNFINISHED, WRONG, WRONG_UNBOXED, ""]
     base, trained = ([[draw.choice(texts) for _ in range(3)] for _ in range(17)] for _ in range(2))
     found = parts(tmp_path, base, trained)
-    counts = [Fraction(getattr(found, part).became_right - getattr(found, part).became_wrong, 51) for part in PARTS]
+    counts = [Fraction(getattr(found.base, part) - getattr(found.trained, part), 51) for part in PARTS]
     right = [sum(text == BOXED for said in side for text in said) for side in (base, trained)]
     assert sum(counts) == Fraction(right[1] - right[0], 51)
     assert [float(count) for count in counts] == pytest.approx(means(found), abs=1e-15)
@@ -84,6 +82,28 @@ def test_the_parts_add_up_to_the_paired_gain_of_the_evaluation(tmp_path, seed):
     ]
     paired = gains(*results)["paired_gain"]
     assert (found.gain.mean, list(found.gain.ci95)) == (paired["mean"], paired["ci95"]), "the same interval, too"
+
+
+def test_which_sample_became_right_does_not_matter(tmp_path):
+    """Half of the base's answers lack the box, the others are wrong; of the trained model's, half are right, in any order. So
+    all of the gain is form, though three of four samples that became right had the number of a wrong one."""
+    base = [[UNBOXED, UNBOXED, WRONG, WRONG]] * 12
+    trained = [[BOXED, WRONG, WRONG, BOXED], [WRONG, WRONG, BOXED, BOXED], [WRONG, BOXED, BOXED, WRONG]] * 4
+    found = parts(tmp_path, base, trained)
+    assert means(found) == [0.5, 0.0, 0.0] == [found.gain.mean, 0.0, 0.0]
+    assert found.form.ci95 == found.gain.ci95 == found.form_and_length.ci95 and found.over_lenient.mean == 0.0
+
+
+def test_an_answer_that_is_finished_and_wrong_is_no_gain_but_no_longer_cut_off(tmp_path):
+    found = parts(tmp_path, [[UNFINISHED] * 4] * 10, [[BOXED, WRONG, WRONG, WRONG]] * 10)
+    assert means(found) == [0.0, 1.0, -0.75] and found.gain.mean == 0.25
+
+
+def test_parts_that_were_paired_by_sample_are_not_read(tmp_path):
+    stored = parts(tmp_path, [[UNBOXED]] * 4, [[BOXED]] * 4).model_dump(mode="json")
+    assert GainParts.read(stored) is not None
+    old = {name: value for name, value in stored.items() if name != "format"}
+    assert GainParts.read(old) is GainParts.read(old | {"format": 1}) is None
 
 
 def test_programs_have_no_lenient_reading(tmp_path):

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 from command_line import in_process
-from made_answers import BOXED, UNBOXED, UNFINISHED, WRONG, store
 from made_run import make
 
 from microrl.evaluation.result import Result, gains
@@ -17,7 +16,6 @@ from microrl.report import figures
 from microrl.report.history import History
 from microrl.report.page import page
 from microrl.report.several import alike_verdicts, configurations, learned_nothing, told_of
-from microrl.report.transcripts import own_gain_parts
 from microrl.report.verdict import judge
 from microrl.report.words import facts
 from microrl.run import locks
@@ -482,66 +480,6 @@ def test_several_runs_say_once_what_they_share(tmp_path):
     assert text.count("prompts_per_step&#34;") == 1 and text.count("there is nothing left to learn") == 1
     whole, keys, rows = configurations(runs[:1])
     assert json.loads(whole) == runs[0].config and (keys, rows) == ([], [])
-
-
-FORM, LENGTH, CANNOT = ([[one] * 2] * 30 + [[BOXED] * 2] * 10 + [[WRONG] * 2] * 10 for one in (UNBOXED, UNFINISHED, WRONG))
-TRAINED = [[BOXED] * 2] * 35 + [[WRONG] * 2] * 15
-
-
-def answered(folder, base, trained, *, is_stored):
-    """The run's own evaluations; without `is_stored` as before the parts of the gain were stored with them."""
-    paths = [folder / "eval" / f"held-out-{side}" for side in ("before", "after")]
-    for path, texts in zip(paths, (base, trained), strict=True):
-        result = store(path.with_suffix(".jsonl.gz"), texts)
-        path.with_suffix(".json").write_text(json.dumps(result.to_json()))
-    if is_stored:
-        parts = own_gain_parts(folder, None, [])
-        after = paths[1].with_suffix(".json")
-        after.write_text(json.dumps(json.loads(after.read_text()) | {"gain_parts": parts.model_dump(mode="json")}))
-    return History.load(folder)
-
-
-@pytest.mark.parametrize(
-    ("base", "said", "advice"),
-    [
-        (FORM, "+60.0 come from answers that had been right but not in the asked form, +0.0 from", "data.system"),
-        (LENGTH, "+0.0 come from answers that had been right but not in the asked form, +60.0 from", "--max-tokens 32,128"),
-        (CANNOT, None, None),
-    ],
-)
-def test_a_gain_that_is_mostly_form_or_length_is_told(tmp_path, base, said, advice):
-    found = answered(make(tmp_path / "run", steps=30), base, TRAINED, is_stored=True)
-    told = [one for one in judge(found).findings if one.kind == "mostly form or length"]
-    assert len(told) == (said is not None)
-    if told:
-        assert said in told[0].message and "of the gain, +50.0 points" in told[0].message and "-10.0" in told[0].message
-        assert advice in told[0].advice and not told[0].is_serious
-
-
-@pytest.mark.parametrize("is_stored", [True, False])
-def test_the_page_says_where_the_gain_comes_from(tmp_path, monkeypatch, is_stored):
-    """Also that of a run that has not stored it."""
-    from microrl.report.figures import _gain_parts
-
-    spec = figures.Spec("gain-parts", "Where from", "points", (), draw=_gain_parts, has_own_axis=True)
-    monkeypatch.setattr(figures, "FIGURES", [spec])
-    text = page([answered(make(tmp_path / "run", steps=30), FORM, TRAINED, is_stored=is_stored)])
-    assert "Where does the gain come from?" in text and 'data-figure="gain-parts"' in text
-    assert "In any form, the base is right in 80.0 % of its answers; in the asked form, the trained model in 70.0 %" in text
-    assert "the base 50.0 % (20 of 40), the trained model 70.0 % (70 of 100)" in text
-    assert "<b>mostly form or length</b>" in text
-
-
-def test_what_a_damaged_folder_says_of_the_gain_changes_nothing(tmp_path):
-    folder = make(tmp_path / "run", steps=30)
-    answered(folder, FORM, TRAINED, is_stored=True)
-    after = folder / "eval/held-out-after.json"
-    after.write_text(json.dumps(json.loads(after.read_text()) | {"gain_parts": {"gain": "<b>", "base": 7}}))
-    (folder / "eval/held-out-before.json").write_text("{")
-    found = History.load(folder)
-    assert found.gain_parts is None
-    text = page([found])
-    assert "Where does the gain come from?" not in text and "held-out-before.json" in text
 
 
 def test_a_policy_that_stood_still_is_told_so_and_one_that_moved_is_not(tmp_path):
