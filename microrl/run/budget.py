@@ -88,9 +88,10 @@ class Budget:
         return exit_reserve_s(self.hours)
 
     def reserve_s(self) -> float:
-        """Seconds reserved after the last step: final save, final evaluation, exit."""
+        """Seconds reserved after the last step: final save, final evaluation, exit, and of a trial the final validation."""
         margin = 0.0 if self.is_trial else EVALUATION_MARGIN  # a trial's forecast is twice the measurement
-        return self.save.forecast_s() + self.evaluation_s * (1 + margin) + self.exit_s()
+        validation_s = self.validation.forecast_s() if self.is_trial else 0.0
+        return validation_s + self.save.forecast_s() + self.evaluation_s * (1 + margin) + self.exit_s()
 
     def fits(self, seconds: float, *, barely: bool = False) -> bool:
         """Whether `seconds` of work can start now and still leave `reserve_s`, or if `barely`, `min_reserve_s`."""

@@ -75,8 +75,8 @@ class Sft(_Part):
     last_loss: float | None = None
 
 
-class Best(BaseModel):
-    """The best checkpoint on the validation problems."""
+class Validated(BaseModel):
+    """A validation: after how many steps, and the accuracy."""
 
     step: Count
     accuracy: Fraction
@@ -105,7 +105,9 @@ class Summary(BaseModel):
     forecast: StepForecast | None = None
     sft: Sft | None = None
     """None without a supervised phase."""
-    best: Best | None = None
+    best: Validated | None = None
+    validated: Validated | None = None
+    """The last one; None without a validation."""
     eval: Evaluations = Evaluations()
     metrics: Written | None = None
     """`metrics.jsonl`; None where it could not be read."""

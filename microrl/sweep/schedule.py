@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 
-from microrl.run import follow, heartbeat, names
+from microrl.files import BadFile
+from microrl.run import follow, heartbeat, names, summary
 from microrl.sweep.folder import BASES, LOST, OVER, PlannedTrial, SweepFolder
 from microrl.sweep.grid import rounds, setting_of
 
@@ -135,7 +137,10 @@ def _halved(folder: SweepFolder, alive: Sequence[PlannedTrial], rung: int) -> li
 
 
 def validation(folder: SweepFolder, name: str) -> float | None:
-    """A trial's last validation accuracy; None if there is none."""
+    """The accuracy of a trial's last validation: where it has ended, that of its final weights. None if there is none."""
+    with suppress(BadFile):
+        if (ended := summary.read_if_there(folder.trial(name))) is not None and ended.validated is not None:
+            return ended.validated.accuracy
     rows = follow.JsonlReader(folder.trial(name) / names.METRICS).new()
     accuracies = [row["validate/accuracy"] for row in rows if isinstance(row.get("validate/accuracy"), float)]
     return accuracies[-1] if accuracies else None

@@ -21,7 +21,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     budget, state = run.budget, run.state
     elapsed_s, left_s = budget.elapsed_s(), budget.left_s()
     phases = {name: round(seconds, 3) for name, seconds in run.watch.totals.items()}
-    best, sft = state.validation, state.sft
+    validated, sft = state.validation, state.sft
     fields: dict[str, Any] = {
         "status": run.status,
         "steps": state.step,
@@ -35,7 +35,8 @@ def summary_of(run: Run) -> dict[str, Any]:
         "sft": None
         if not run.config.sft.is_on
         else {"steps": sft.steps, "seconds": spent_s(run), "first_loss": sft.first_loss, "last_loss": sft.last_loss},
-        "best": None if best.best_step is None else {"step": best.best_step, "accuracy": best.best_accuracy},
+        "best": None if validated.best_step is None else {"step": validated.best_step, "accuracy": validated.best_accuracy},
+        "validated": None if validated.accuracy is None else {"step": validated.step, "accuracy": validated.accuracy},
         "eval": {
             "before": run.before.summary() if run.before else None,
             "after": run.after.summary() if run.after else None,

@@ -20,9 +20,21 @@ def validate_if_due(run: Run, step: int) -> float | None:
     state = run.state.validation
     if state.step == step:  # resumed from the checkpoint right after it
         return state.accuracy
-    if not run.validation or not _is_due(run, step):
-        return None
-    result = _validate(run)
+    return _record(run, step) if run.validation and _is_due(run, step) else None
+
+
+def validate_last(run: Run) -> None:
+    """Validate the final weights, with which no step samples: of a run bounded by steps, and of a sweep's trial, since successive
+    halving ranks by them."""
+    step, is_timed_trial = run.state.step, run.budget.is_trial and not run.budget.is_by_steps
+    if is_timed_trial and run.validation and run.state.validation.step != step and run.budget.fits(0.0):
+        _record(run, step)
+    elif step == run.budget.max_steps:
+        validate_if_due(run, step)
+
+
+def _record(run: Run, step: int) -> float | None:
+    state, result = run.state.validation, _validate(run)
     if result is None:
         return None
     state.step, state.accuracy, state.questions = step, result.accuracy().mean, len(result.right)
@@ -38,12 +50,6 @@ def validate_if_due(run: Run, step: int) -> float | None:
         else:
             state.best_step, state.best_accuracy = best  # what was not saved cannot be restored
     return state.accuracy
-
-
-def validate_last(run: Run) -> None:
-    """Validate the final weights of a run bounded by steps, with which no step samples."""
-    if run.state.step == run.budget.max_steps:
-        validate_if_due(run, run.state.step)
 
 
 def _validate(run: Run) -> Result | None:

@@ -153,14 +153,15 @@ def planned(tmp_path):
     return made
 
 
-def end(folder, found, *, hours=None, status="done", accuracy=None):
-    """Let a trial end; it takes `hours` of those it was given."""
+def end(folder, found, *, hours=None, status="done", accuracy=None, last=None):
+    """Let a trial end; it takes `hours` of those it was given. `last`: the accuracy of its final weights."""
     path = folder.trial(found.trial.name)
     folder.event(found.trial.name, schedule.STARTED, hours=found.hours, rung=found.rung)
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps({"budget": {"hours": found.hours}, "sampling": {}, "adapter": {}}))
     (path / "heartbeat.json").write_text(json.dumps({"elapsed_s": 3600 * (hours or found.hours)}))
-    (path / "summary.json").write_text(json.dumps(ending(status=status, hours_budget=found.hours)))
+    validated = None if last is None else {"step": 4, "accuracy": last}
+    (path / "summary.json").write_text(json.dumps(ending(status=status, hours_budget=found.hours, validated=validated)))
     with (path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 0, "validate/accuracy": accuracy}) + "\n")
 
@@ -231,6 +232,16 @@ def test_halving_keeps_the_better_settings_at_equal_time_a_rung(planned):
     assert [rank for rung, rank in made if rung == 1] == [4, 16] * 2 and [rank for rung, rank in made if rung == 2] == [4] * 2
     assert spent["r4-seed0"] == pytest.approx(1 / 8 + 1 / 4 + 1 / 2) and elapsed == pytest.approx(3 * 3600)
     assert schedule.next_trial(SweepFolder.open(folder.path), elapsed) is None, "after a restart too"
+
+
+def test_halving_ranks_by_the_final_weights(planned):
+    """A short round may have validated nothing but the start."""
+    folder, at_first, at_last = planned("halving", 3.0, rank=[2, 4]), {2: 0.3, 4: 0.2}, {2: 0.3, 4: 0.6}
+    for _ in at_first:
+        found = schedule.next_trial(folder, 0.0)
+        rank = found.trial.values["rank"]
+        end(folder, found, accuracy=at_first[rank], last=at_last[rank])
+    assert schedule.next_trial(folder, 5400.0).trial.name == "r4-seed0"
 
 
 def test_halving_never_keeps_what_cannot_be_trained_for_what_was_not_validated_yet(planned):
@@ -495,6 +506,8 @@ def test_the_hours_are_kept(microrl, arguments, tmp_path):
         assert first["hours_budget"] < hours / 2 and first["hours_spent"] + last["hours_budget"] < hours, (
             "however busy the machine, a trial gets no more than its part of what is left"
         )
+        for trial in (first, last):
+            assert trial["validated"]["step"] == trial["steps"], "the final weights are validated"
         elapsed = json.loads((out / "clock.json").read_text())["elapsed_s"]
         is_busy = os.getloadavg()[0] > len(os.sched_getaffinity(0))  # the sweep alone keeps no more than the cores
         is_over = elapsed > 1.01 * budget or seconds >= 1.05 * budget + 2
