@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
-from microrl.errors import Explained, UserError
+from microrl.errors import UserError
+from microrl.run import names
 from microrl.terminal import counted
 
 EXAMPLES = """
@@ -78,15 +80,15 @@ def teach(
     from microrl import clock
     from microrl.cli import machine
     from microrl.cli.target import prepare_hub
-    from microrl.config.paths import TEACH
     from microrl.data import taught
+    from microrl.run import locks
 
     until_s = options.until_s(flags)
     if resume is not None:
-        names = options.FLAGS | {setting.key: options.flag(name) for name, setting in options.ASKED.items()}
+        flag_of = options.FLAGS | {setting.key: options.flag(name) for name, setting in options.ASKED.items()}
         given = {
             "--teacher": teacher, "--max-tokens": flags.pop("sampling.max_completion_tokens"),
-            **{names[key]: value for key, value in flags.items()}, "--top-k": top_k, "--out": out, "--set": sets,
+            **{flag_of[key]: value for key, value in flags.items()}, "--top-k": top_k, "--out": out, "--set": sets,
             "--only-right": only_right or None,
         }  # fmt: skip
         if named := [name for name, value in given.items() if value is not None]:
@@ -119,6 +121,7 @@ def teach(
     prepare_hub(config, reads_data=True)
     if resume is None:
         _make(folder)
+    lock = _lock(folder)
     from microrl.commands import teach as command
 
     try:
@@ -133,13 +136,14 @@ def teach(
             is_resumed=resume is not None,
             is_rl=is_rl,
         )
-    except (KeyboardInterrupt, Explained):
-        if (folder / TEACH).is_file():
-            say(f"finished parts are kept; to continue: microrl teach --resume {folder}")
-        else:
-            with suppress(OSError):
-                folder.rmdir()
+    except BaseException:
+        _after_failure(folder, is_new=resume is None)
         raise
+    finally:
+        with suppress(OSError):
+            (folder / names.LOCK).unlink()
+        if lock is not None:
+            locks.release(lock)
     seconds = clock.now_s() - clock.process_started_s()
     _tell(record, folder, config.model.name, seconds, as_json=as_json)
 
@@ -178,12 +182,39 @@ def _asked(teacher: str, sets: list[str], flags: dict[str, Any]) -> tuple[Any, P
     return config, None if adapter is None else adapter.absolute(), Source(config.model.name, adapter, run_config).is_rl
 
 
+def _lock(folder: Path) -> BinaryIO | None:
+    """Lock the folder against other processes. Raises UserError if another one writes in it."""
+    from microrl.run import locks
+
+    try:
+        return locks.take(folder / names.LOCK)
+    except locks.Held as error:
+        owner = f" (PID {error.owner})" if error.owner else ""
+        raise UserError(f"another process{owner} is writing in {folder}", "wait for it, or stop it") from None
+    except OSError as error:
+        raise UserError(f"cannot write in {folder}: {error.strerror}", "fix its permissions") from None
+
+
+def _after_failure(folder: Path, *, is_new: bool) -> None:
+    """Say what is left of a folder. A new one without a part is removed, so that its name is free again."""
+    from microrl.config.paths import TEACH
+    from microrl.data import taught
+
+    with suppress(OSError, UserError):
+        if is_new and not ((folder / TEACH).is_file() and taught.read_record(folder).parts):
+            shutil.rmtree(folder)
+            return
+    say(f"finished parts are kept; to continue: microrl teach --resume {folder}")
+
+
 def _make(folder: Path) -> None:
     from microrl import files
 
     try:
         files.make_folder(folder)
     except FileExistsError:
+        if folder.is_dir() and {path.name for path in folder.iterdir()} <= {names.LOCK}:
+            return  # whoever made it was killed before anything was written
         raise UserError(
             f"{folder} already exists", f"to continue it: microrl teach --resume {folder}; else choose another: --out DIR"
         ) from None
@@ -195,7 +226,7 @@ def _tell(record: Any, folder: Path, model: str, seconds: float, *, as_json: boo
     from microrl.config import known_models
     from microrl.data import taught
 
-    keys = ("questions", "sampled", "right", "kept", "tokens", "broken")
+    keys = ("questions", "sampled", "right", "kept", "tokens", "broken", "cut")
     sums = {key: sum(getattr(part, key) for part in record.parts) for key in keys}
     if not sums["kept"]:
         raise UserError(
@@ -210,7 +241,8 @@ def _tell(record: Any, folder: Path, model: str, seconds: float, *, as_json: boo
         )
     student = "quickstart" if model == known_models.QUICKSTART else "--model MODEL"
     data = "" if record.data.name == GENERATED else f" --data {shlex.quote(record.data.name)}"
-    following = f"microrl train {student}{data} --teacher {shlex.quote(str(folder))} --hours H"
+    how = "--teacher {} --hours H" if record.top_k else "--sft-data {} --sft-minutes M --hours H"
+    following = f"microrl train {student}{data} {how.format(shlex.quote(str(folder)))}"
     if as_json:
         return emit({"folder": str(folder), **sums, "seconds": round(seconds, 1), "next": following})
     print(
@@ -218,6 +250,9 @@ def _tell(record: Any, folder: Path, model: str, seconds: float, *, as_json: boo
         f"{sums['right'] / sums['sampled']:.0%} right; "
         f"{sums['kept']:,} kept, with {sums['tokens']:,} tokens"
     )
+    if sums["cut"]:
+        share, limit = sums["cut"] / sums["kept"], record.sampling.max_tokens
+        print(f"{share:.0%} of these reached the limit of {limit:,} tokens, and are learned without an end; see --max-tokens")
     if sums["broken"]:
         print(f"{counted(sums['broken'], 'completion')} {taught.BROKEN}: a run that learns from scores leaves these out")
     print(f"written to {folder} in {seconds:.0f} s")

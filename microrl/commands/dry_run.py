@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, TypeVar
 
 from microrl.config import RunConfig, known_models
 from microrl.config.schema import DataConfig, ModelConfig
+from microrl.data import taught
 from microrl.data.load import ARITHMETIC, Question, load_questions, split
 from microrl.data.prompts import ToolsOf, messages, no_tools, render, to_prompt
 from microrl.environments.conversation import Environment
@@ -106,10 +108,14 @@ def _tokenizer(model: ModelConfig) -> Any:
 
 def _teacher(config: RunConfig, tokenizer: Any, questions: Sequence[Question], tools: ToolsOf) -> list[str]:
     """What can be said of the teacher without its weights. Raises UserError as the run would."""
-    if (name := config.asked_teacher) is None:
+    if (name := config.distill.teacher) is None:
         return []
     from microrl.train import teacher
 
+    if config.has_stored_teacher:
+        if tokenizer is not None:
+            taught.refuse_other_tokens(name, taught.read_record(Path(name)).tokenizer, tokenizer)
+        return [f"teacher {name}: stored scores" + (", of the student's tokens" if tokenizer is not None else "")]
     source = find(name)
     if shares_base(source, config):
         return [f"teacher {name}: it shares the weights of the base model"]

@@ -7,10 +7,10 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from microrl.config import RunConfig, override
 from microrl.config.paths import TEACH
 from microrl.config.resolve import leaves
 from microrl.data import taught
-from microrl.data.load import load_questions, split
+from microrl.data.load import Reading, load_questions, split
 from microrl.data.prompts import none_fits, render_all
 from microrl.data.taught import Content, Line, Part, Record
 from microrl.errors import MachineFailure, UserError, first_line
@@ -43,7 +43,7 @@ from microrl.run import data_record
 from microrl.run.console import FAIR, RunConsole
 from microrl.run.teacher import RAW
 from microrl.terminal import counted
-from microrl.train.cleaning import named_benchmarks, nearly_the_same
+from microrl.train.cleaning import named_benchmarks, nearly_the_same, report_reading
 from microrl.train.questions import check_golds, pick_questions
 from microrl.train.setup import load_model
 from microrl.train.teacher import teacher_sha256
@@ -73,8 +73,8 @@ def teach(
 
     The teacher is the model of `config` with the update in the folder `adapter`, if any; `name` is what was given for it, and
     `is_rl` whether microrl has trained it by its rewards (None: not known).
-    `config.evaluation` says how many questions are asked and how; the scores are at the training temperature. No part begins that
-    is likely to end after `until_s`, but the first is always written. Raises UserError.
+    `config.evaluation` says how many questions are asked and how; the scores are at the training temperature. A part that does
+    not end by `until_s` is discarded, but the folder's first is always written. Raises UserError.
     """
     given = config
     if is_resumed:  # by the engine that wrote the first parts, which may have been chosen by `auto`
@@ -86,10 +86,11 @@ def teach(
         if is_rl is False:
             console.note(f"warning: {RAW}")
         console.status("reading the data")
-        everything = load_questions(config.data)
+        everything = load_questions(config.data, reading=(reading := Reading()))
+        report_reading(config, reading, None, console)
         pool = split(everything, config.data.held_out, config.data.validation).training
         near = nearly_the_same([question.text for question in pool], named_benchmarks(config))
-        for why, count in Counter(near.values()).items():
+        for why, count in (reading.left_out + Counter(near.values())).items():
             console.note(f"{counted(count, 'question')} left out: {why}")
         pool = [question for question in pool if question.text not in near]
         if near and not pool:
@@ -100,8 +101,12 @@ def teach(
         prompts = render_all(questions, tokenizer, config.data)
         if not prompts:
             raise none_fits(config.data)
+        if too_long := len(questions) - len(prompts):
+            why = f"with a prompt of more than {config.data.max_prompt_tokens} tokens (data.max_prompt_tokens)"
+            console.note(f"{counted(too_long, 'question')} left out: {why}")
         sampling = sampling_of(config)
-        size = max(PART // sampling.group_size, 1)
+        begun = taught.read_record(folder) if is_resumed else None
+        size = begun.parts[0].questions if begun is not None and begun.parts else max(PART // sampling.group_size, 1)
         parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         record = Record(
             teacher=taught.Teacher(
@@ -115,28 +120,36 @@ def teach(
                 max_tokens=sampling.max_tokens, seed=config.seed, engine=engine_name,
             ),
             scored_at=config.sampling.temperature, top_k=top_k, only_right=only_right, questions=len(prompts),
-            prompts_sha256=prompts_sha256(prompts), is_done=False, parts=_intact(folder) if is_resumed else [],
+            prompts_sha256=prompts_sha256(prompts), is_done=False, parts=[],
             config=given.model_dump(mode="json"), adapter=adapter and str(adapter),
         )  # fmt: skip
-        if is_resumed:
-            _refuse_another(folder, record)
-            if len(record.parts) == len(parts):
+        missing = list(range(len(parts)))
+        if begun is not None:
+            _refuse_another(folder, begun, record)
+            # Until something is added, the folder is what it was: one that had ended in time can be trained on.
+            record.parts, record.is_done = begun.parts, begun.is_done
+            missing = [
+                number for number in missing
+                if number >= len(begun.parts) or taught.cut_short(folder, number, begun.parts[number]) is not None
+            ]  # fmt: skip
+            if not missing:
                 record.is_done = True  # perhaps the process was killed before it could say so
                 _write_record(folder, record)
                 return record
-        _write_record(folder, record)
+        else:
+            _write_record(folder, record)
         one = Teacher(
             model, snapshot, temperature=config.sampling.temperature, fp32_head=config.model.head_dtype == "float32"
         )  # before an engine changes the model
         with opened(for_all(config, [Benchmark(name, "", config)], parts), model, tokenizer, console) as engine:
             teaching = _Teaching(folder, record, config, snapshot, one, max(tokenizer.get_vocab().values()) + 1, console)
-            teaching.go_on(parts, engine, scorer, until_s)
+            teaching.go_on(parts, missing, engine, scorer, until_s)
     return record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Teaching:
-    """What writes the parts. The scored tokens have ids below `vocabulary`."""
+    """What writes the parts. The scored tokens have ids below `vocabulary`; `check` is called between micro-batches."""
 
     folder: Path
     record: Record
@@ -145,23 +158,47 @@ class _Teaching:
     teacher: Teacher
     vocabulary: int
     console: RunConsole
+    check: Callable[..., None] = lambda needed_s=0.0: None
 
-    def go_on(self, parts: Sequence[Sequence[Prompt]], engine: Engine, scorer: RewardScorer, until_s: float | None) -> None:
-        """Write the missing parts; the record names each as soon as it is there."""
+    def go_on(
+        self,
+        parts: Sequence[Sequence[Prompt]],
+        missing: Sequence[int],
+        engine: Engine,
+        scorer: RewardScorer,
+        until_s: float | None,
+    ) -> None:
+        """Write the missing parts; the record names each as soon as it is there. The folder's first has all the time it takes.
+        Of the others, none begins that is likely to end after `until_s`, and one that does not end by then is discarded."""
         longest_s = 0.0
-        for number in range(len(self.record.parts), len(parts)):
+        for done, number in enumerate(missing, len(parts) - len(missing)):
             began = clock.now_s()
-            if self.record.parts and until_s is not None and began + longest_s > until_s:
-                self.console.note(f"the time is up: {number} of {len(parts)} parts are written")
+            if self.record.parts and until_s is not None:
+                engine.check_deadline = scorer.check_deadline = self.check = partial(_refuse_after, until_s)
+            try:
+                self.check(longest_s)
+                part = self._part(number, number * len(parts[0]), parts[number], engine, scorer)
+            except _TimeIsUp:
+                self.console.note(f"the time is up: {done} of {len(parts)} parts are written")
                 break
-            self.record.parts.append(self._part(number, parts[number], engine, scorer))
+            self.record.parts[number : number + 1] = [part]
+            self.record.is_done = False
             _write_record(self.folder, self.record)
             longest_s = max(longest_s, clock.now_s() - began)
         self.record.is_done = True
         _write_record(self.folder, self.record)
 
-    def _part(self, number: int, prompts: Sequence[Prompt], engine: Engine, scorer: RewardScorer) -> Part:
-        groups = self._sampled(prompts, engine, scorer)
+    def _part(self, number: int, first: int, prompts: Sequence[Prompt], engine: Engine, scorer: RewardScorer) -> Part:
+        """The part of this number, whose first question is the `first` of all, counted from 0."""
+        while True:
+            try:
+                groups = self._sampled(first, prompts, engine, scorer)
+                break
+            except Exception as error:
+                if not gpu.is_out_of_memory(error):
+                    raise
+            gpu.empty_cache()  # only out here, where the exception keeps no tensors alive
+            self.console.note(f"out of memory while sampling: the KV cache is reduced to {engine.shrink():.3g} GB")
         scores = [score for group in groups for score in group.scores]
         if killed := sum(score.killed for score in scores):
             self.console.note(f"warning: {scorer.why_killed(killed)}")
@@ -185,13 +222,13 @@ class _Teaching:
             kept=len(lines),
             tokens=sum(len(line.token_ids) for line in lines),
             broken=broken,
+            cut=sum(line.finish == "length" for line in lines),
             lines=_written(of_lines, content.encode()),
             scores=_written(of_scores, scored),
         )
 
-    def _sampled(self, prompts: Sequence[Prompt], engine: Engine, scorer: RewardScorer) -> list[Group]:
+    def _sampled(self, first: int, prompts: Sequence[Prompt], engine: Engine, scorer: RewardScorer) -> list[Group]:
         """The scored groups of a part. A question's random numbers follow from the seed and its place among all of them."""
-        first = sum(part.questions for part in self.record.parts)
         scorer.reset_allowance(math.ceil(len(prompts) / QUESTIONS_A_STEP))
 
         def shown(groups: Iterator[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
@@ -215,6 +252,7 @@ class _Teaching:
         scores_by_row: dict[int, tuple[torch.Tensor, ...]] = {}
         batches = plan(rows, MICROBATCH, share_prompts=True)
         for positions in self.console.progress(batches, len(batches), "scoring completions, micro-batches"):
+            self.check()
             scores = self._top([rows[position] for position in positions])
             lengths = [rows[position].length for position in positions]
             scores_by_row |= zip(positions, zip(*(tensor.cpu().split(lengths) for tensor in scores), strict=True), strict=True)
@@ -245,16 +283,18 @@ class _Teaching:
         return TopScores(*(torch.cat(parts) for parts in zip(*halves, strict=True)))
 
 
-def _intact(folder: Path) -> list[Part]:
-    """The parts up to the first that is not whole: it and those behind it are written again."""
-    parts = enumerate(taught.read_record(folder).parts)
-    return [part for _, part in takewhile(lambda numbered: taught.cut_short(folder, *numbered) is None, parts)]
+class _TimeIsUp(Exception):
+    """A part would end too late."""
 
 
-def _refuse_another(folder: Path, record: Record) -> None:
+def _refuse_after(until_s: float, needed_s: float = 0.0) -> None:
+    if clock.now_s() + needed_s > until_s:
+        raise _TimeIsUp
+
+
+def _refuse_another(folder: Path, begun: Record, record: Record) -> None:
     """Raise UserError where the teacher, its questions or its prompts are not those that the folder was begun with."""
-    given = (taught.read_record(folder), record)
-    before, now = (dict(leaves(one.model_dump(exclude={"parts", "is_done", "config"}))) for one in given)
+    before, now = (dict(leaves(one.model_dump(exclude={"parts", "is_done", "config"}))) for one in (begun, record))
     differing = [
         f"{key} changed" if key.endswith("sha256") else f"{key} was {before.get(key)} and is {value}"
         for key, value in now.items()

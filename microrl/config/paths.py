@@ -101,11 +101,11 @@ def absolute(config: RunConfig) -> RunConfig:
         "data": config.data.model_copy(update={"name": _data(config.data.name, "data.name")}),
         "model": config.model.model_copy(update={"name": _model(config.model.name, "model.name")}),
     }
-    if config.distill.teacher is not None:
-        teacher = _model(config.distill.teacher, "distill.teacher")
-        updates["distill"] = config.distill.model_copy(update={"teacher": teacher})
+    teacher = config.distill.teacher and _model(config.distill.teacher, "distill.teacher")
+    updates["distill"] = config.distill.model_copy(update={"teacher": teacher})
     if config.sft.data is not None:
-        updates["sft"] = config.sft.model_copy(update={"data": _data(config.sft.data, "sft.data")})
+        data = teacher if config.has_stored_teacher else _data(config.sft.data, "sft.data")
+        updates["sft"] = config.sft.model_copy(update={"data": data})
     if config.reward.functions:
         # A module in the current folder is found again when the run is resumed from another one.
         folder = _absolute(expanded(config.reward.path or ".", "`reward.path`"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -20,6 +23,10 @@ ToolsOf = Callable[[Question], Tools]
 """Those of a question: of several environments, each row has its own."""
 SWITCH = "enable_thinking"
 """The variable by which chat templates turn a model's thinking on or off: Qwen3, Qwen3.5, SmolLM3, Gemma 4."""
+DATE = datetime.date(2024, 7, 26)
+"""Written by chat templates that ask for today's: a run that is resumed tomorrow has the same prompts. Llama 3's template has
+this date where it is told none."""
+_TODAY = re.compile(r"""strftime_now\((["'])(.*?)\1\)""")
 
 
 def no_tools(question: Question) -> Tools:
@@ -42,16 +49,20 @@ def to_prompt(question: Question) -> Prompt:
     return Prompt(question.text, question.answer, question.text, (), question.row, question.raw, question.cluster)
 
 
-def template_options(tokenizer: Any, thinking: bool | None) -> dict[str, bool]:
-    """What `data.thinking` passes to the chat template. Raises UserError if the template would not read it."""
+def template_options(tokenizer: Any, thinking: bool | None) -> dict[str, Any]:
+    """What is passed to the chat template: `data.thinking`; and where the template writes today's date (SmolLM3, Llama 3), the
+    same template with a date that stays. Raises UserError if the template would not read `data.thinking`."""
+    options: dict[str, Any] = {}
+    if isinstance(tokenizer.chat_template, str) and _TODAY.search(tokenizer.chat_template):
+        options["chat_template"] = _TODAY.sub(lambda call: json.dumps(DATE.strftime(call[2])), tokenizer.chat_template)
     if thinking is None:
-        return {}
+        return options
     if tokenizer.chat_template is None or SWITCH not in tokenizer.get_chat_template():
         raise UserError(
             f"data.thinking={str(thinking).lower()} has no effect: the model's chat template does not read {SWITCH}",
             "remove it: --set data.thinking=none",
         )
-    return {SWITCH: thinking}
+    return {**options, SWITCH: thinking}
 
 
 def render(
@@ -70,7 +81,7 @@ def render(
     Only the template writes special tokens; those in the question or the system message become plain text. Raises UserError
     if the tokenizer cannot do that, or the template fails or has no such switch.
     """
-    options: dict[str, Any] = template_options(tokenizer, thinking) | ({"tools": list(tools)} if tools else {})
+    options = template_options(tokenizer, thinking) | ({"tools": list(tools)} if tools else {})
     masked = Masked(tokenizer, question, system or "")
     asked, instruction = masked.mask(question), masked.mask(system) if system else None
     chat = messages(asked, instruction, role)

@@ -42,7 +42,7 @@ class Content(Strict):
 
 class Part(Strict):
     """What became of some questions. `kept` completions with `tokens` tokens lie in `lines`, and their scores in `scores`; those
-    of `broken` completions are not finite, or positive."""
+    of `broken` completions are not finite, or positive. `cut` of the kept ones reached the token limit."""
 
     questions: Count
     sampled: Count
@@ -50,6 +50,7 @@ class Part(Strict):
     kept: Count
     tokens: Count
     broken: Count = 0
+    cut: Count = 0
     lines: Content
     scores: Content
 
@@ -207,7 +208,12 @@ def refuse_other_settings(folder: Path, config: RunConfig) -> None:
                 f"{folder}: the teacher was asked with data.{key}={as_set(given)}, and this run asks with {as_set(own)}",
                 f"{_setting(key, given)}, or let the teacher answer this run's prompts: {NEW} {_setting(key, own)}",
             )
-    if config.has_stored_teacher and record.top_k and record.scored_at != config.sampling.temperature:
+    if config.has_stored_teacher and not record.top_k:
+        raise UserError(
+            f"{folder} has no soft targets to distil from: it was made with --top-k 0",
+            f"learn its tokens: --sft-data {folder} --sft-minutes M; or make another folder, with --top-k 16: {NEW}",
+        )
+    if config.has_stored_teacher and record.scored_at != config.sampling.temperature:
         raise UserError(
             f"{folder}: the scores are at the temperature {record.scored_at:g}, and this run trains at "
             f"{config.sampling.temperature:g}",

@@ -16,17 +16,19 @@ REPEATED, BAD_GOLD = "repeated", "without a usable gold answer"
 """Why a question is left out, besides its length."""
 
 
-def report_reading(config: RunConfig, reading: Reading, folder: RunFolder, console: RunConsole) -> None:
-    """Say which columns were guessed, and that a benchmark is trained on."""
+def report_reading(config: RunConfig, reading: Reading, folder: RunFolder | None, console: RunConsole) -> None:
+    """Say which columns were guessed, and that a benchmark is trained on; in a run's events, too."""
     if reading.guessed:
         shown = ", ".join(f"{role} from `{name}`" for role, name in reading.guessed.items())
         hint = " ".join(f"--set data.{role}=COLUMN" for role in reading.guessed)
-        folder.event("columns guessed", shown, columns=reading.guessed)
+        if folder is not None:
+            folder.event("columns guessed", shown, columns=reading.guessed)
         console.note(f"columns, guessed from their names: {shown} (to choose others: {hint})")
     known = catalogue.find(config.data.name)
     if known is not None and known.measures(config.data.split):
         why = f"{known.name} is a benchmark: a model that was trained on it cannot be compared on it with others"
-        folder.event("warning", why)
+        if folder is not None:
+            folder.event("warning", why)
         console.note(f"warning: {why}")
 
 

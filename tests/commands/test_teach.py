@@ -3,6 +3,8 @@
 import json
 import shutil
 import signal
+import subprocess
+import sys
 
 import masking_teacher
 import pytest
@@ -12,6 +14,7 @@ from row_files import write
 from safetensors.torch import load, load_file
 from whole_runs import rows, start
 
+from microrl import clock
 from microrl.adapters.folder import read
 from microrl.algorithm.batch import Row
 from microrl.commands.teach import _Teaching
@@ -117,8 +120,10 @@ def test_parts_that_are_lost_are_written_again_with_the_same_bits(taught, inside
     whole, out = content(taught[0]), tmp_path / "out"
     shutil.copytree(taught[0], out)
     (out / "part-00002.jsonl").write_bytes(whole["part-00002.jsonl"][:-40])
-    assert inside("teach", "--resume", out).returncode == 0 and content(out) == whole
-    calls = []
+    calls, part = [], _Teaching._part
+    monkeypatch.setattr("microrl.commands.teach._Teaching._part", lambda *given: calls.append(given[1]) or part(*given))
+    assert inside("teach", "--resume", out).returncode == 0 and content(out) == whole and calls == [1], "and no other one"
+    calls.clear()
     monkeypatch.setattr("microrl.commands.teach._Teaching._part", lambda *given: calls.append(given))
     assert inside("teach", "--resume", out).returncode == 0 and content(out) == whole and not calls
 
@@ -174,8 +179,69 @@ def test_the_limit_of_time_ends_it_between_two_parts(asked, inside, tmp_path, mo
     record = folders.read_record(out)
     assert done.returncode == 0 and len(record.parts) == 1 and record.is_done and "the time is up: 1 of" in done.stderr
     assert folders.refuse_cut_short(out) == record
+    kept = content(out)
+    done = inside("teach", "--resume", out, "--hours", 1e-9)
+    assert done.returncode == 0 and content(out) == kept, "no part is begun that cannot end in time"
+    now = clock.now_s
+    monkeypatch.setattr("microrl.commands.teach.clock.now_s", lambda: now() + 3600 * len(drawn))
+    monkeypatch.setattr("microrl.commands.teach.MICROBATCH", 200)
+    drawn, top = [], Teacher.top
+    monkeypatch.setattr(Teacher, "top", lambda *given: drawn.append(1) or top(*given))
+    done = inside("teach", "--resume", out, "--hours", 1)
+    assert done.returncode == 0 and content(out) == kept and len(drawn) == 1, "one that takes too long is discarded"
+    monkeypatch.undo()
     assert inside("teach", "--resume", out).returncode == 0
     assert sum(part.questions for part in folders.read_record(out).parts) == record.questions
+
+
+def test_an_attempt_to_go_on_leaves_a_folder_that_can_be_trained_on(asked, inside, tmp_path, monkeypatch):
+    monkeypatch.setattr("microrl.commands.teach.PART", 30)
+    out = tmp_path / "out"
+    assert inside(*asked, "--hours", 1e-9, "--out", out).returncode == 0
+    kept = content(out)
+
+    def failing(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("microrl.commands.teach._written", failing)
+    done = inside("teach", "--resume", out)
+    assert done.returncode != 0 and f"finished parts are kept; to continue: microrl teach --resume {out}" in done.stderr
+    assert content(out) == kept and folders.refuse_cut_short(out).is_done
+    done = inside(*asked, "--out", tmp_path / "new")
+    assert done.returncode != 0 and not (tmp_path / "new").exists() and "finished parts" not in done.stderr
+
+
+def test_a_folder_is_written_by_one_process(taught, inside, asked, tmp_path):
+    out = shutil.copytree(taught[0], tmp_path / "out")
+    hold = "import sys, time; from pathlib import Path; from microrl.run import locks; lock = locks.take(Path(sys.argv[1])); "
+    hold += "print('held', flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", hold, str(out / ".lock")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    try:
+        said = " ".join(inside("teach", "--resume", out).stderr.split())
+        assert f"another process (PID {process.pid}) is writing in {out}" in said
+    finally:
+        process.kill()
+        process.wait()
+    assert inside("teach", "--resume", out).returncode == 0 and content(out) == content(taught[0])
+    empty = tmp_path / "empty"  # whoever made it was killed before anything was written
+    empty.mkdir()
+    (empty / ".lock").touch()
+    assert inside(*asked, "--problems", 2, "--out", empty).returncode == 0
+    assert inside(*asked, "--problems", 2, "--out", empty).returncode == 2
+
+
+def test_a_teacher_that_runs_out_of_memory_while_it_answers_takes_fewer_at_once(asked, inside, taught, tmp_path, monkeypatch):
+    monkeypatch.setattr("microrl.commands.teach.PART", 30)
+    failures, plain = [torch.OutOfMemoryError("CUDA out of memory")], _Teaching._sampled
+    monkeypatch.setattr(_Teaching, "_sampled", lambda *given: plain(*given) if not failures else failing())
+
+    def failing():
+        raise failures.pop()
+
+    done = inside(*asked, "--out", tmp_path / "out")
+    assert done.returncode == 0 and "out of memory while sampling: the KV cache is reduced to" in done.stderr, done.stderr
+    assert lines_of(tmp_path / "out") == lines_of(taught[0])
 
 
 @pytest.mark.slow
@@ -291,8 +357,10 @@ def test_only_right_completions_are_kept(microrl, tmp_path):
     assert 0 < told["right"] == told["kept"] == len(lines) < told["sampled"] == 80
     assert {line["accuracy"] for line in lines} == {1.0}
     assert load_file(folders.part_files(out, 0)[1]).keys() == {"logprobs"}
-    assert microrl("train", "quickstart", "--teacher", out, "--steps", 1, "--out", tmp_path / "run").returncode == 0
-    assert "kl" not in json.loads((tmp_path / "run" / "sft.jsonl").read_text())
+    assert f"--sft-data {out} --sft-minutes M" in told["next"]
+    refused = microrl("train", "quickstart", "--teacher", out, "--steps", 1, "--out", tmp_path / "run")
+    said = " ".join(refused.stderr.split())
+    assert refused.returncode == 2 and "no soft targets to distil from" in said and f"--sft-data {out}" in said
 
 
 def test_where_nothing_is_right_an_error_says_so(inside, wares, tmp_path):

@@ -1,5 +1,6 @@
 """Files and columns to prompts, the split, and the sampler."""
 
+import copy
 import json
 
 import pytest
@@ -129,6 +130,13 @@ SWITCHED = (
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 """A template that turns thinking off as Qwen3's does, by a block of thoughts that is empty."""
+
+
+def test_a_template_that_writes_the_date_has_the_same_one_every_day(tokenizer):
+    """Else a run that is resumed tomorrow would have other prompts."""
+    dated = copy.copy(tokenizer)
+    dated.chat_template = "{{ strftime_now('%d %b %Y') }}" + tokenizer.chat_template
+    assert render("What?", "", dated, None).text.startswith("26 Jul 2024")
 
 
 def test_thinking_is_turned_off_by_the_templates_own_switch():
