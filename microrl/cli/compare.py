@@ -36,7 +36,10 @@ HEAD = (
     "<$ a point", "note",
 )  # fmt: skip
 HEAD_OF_PARTS = ("<gain by form", "<by length", "<by answer", "base read leniently")
-CAPTION = "in percent, with 95 % intervals over seeds and problems; p in brackets: adjusted for the number of comparisons (Holm)"
+CAPTION = (
+    "in percent, with 95 % intervals over problems and, of several seeds, over seeds; p in brackets: adjusted for the number of "
+    "comparisons (Holm)"
+)
 CAPTION_OF_PARTS = "the parts of the gain, in percentage points: see `microrl guide report`"
 ESTIMATES = ("value", "gain", "against_first", "usd_per_point")
 NUMBERS = ("value", "spread", "base", "gain", "p", "p_adjusted", "against_first", "p_first", "p_first_adjusted", "usd_per_point")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isinf
 from os.path import abspath, commonpath, dirname, relpath
@@ -18,7 +18,7 @@ from microrl.errors import UserError
 from microrl.evaluation.answer import ONE_WAY, Answer
 from microrl.evaluation.gain_parts import PARTS, GainParts
 from microrl.evaluation.intervals import Estimate, named
-from microrl.evaluation.result import clusters
+from microrl.evaluation.result import Result, clusters
 from microrl.evaluation.seeds import accuracy_of, difference, holm, over_runs
 from microrl.report.history import History
 from microrl.report.several import answer_of
@@ -240,7 +240,7 @@ def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], fir
     if len(bases) == len(runs) and len({one.over for one in runs}) == 1:
         base = bases[:1] if all(one.right == bases[0].right for one in bases) else bases
         row.gain, row.p = difference(base, ours, k, is_fixed=len(base) == 1) or (None, None)
-        row.base = fmean(fmean(one.by_question(k).values()) for one in base)
+        row.base = _base_mean(base, shared, k)
         _add_parts(row, k, [one.parts for one in runs if one.parts is not None])
     if first is not None:
         theirs = [one.result for one in first]
@@ -255,6 +255,12 @@ def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], fir
             row.usd_per_point = Estimate(row.usd / (100 * row.gain.mean), ends)
     row.is_selected = any(one.is_selected for one in runs)
     return row
+
+
+def _base_mean(bases: Sequence[Result], shared: Container[str], k: int | None) -> float | None:
+    """The base's accuracy on the questions that the value and the gain are of."""
+    values = [[value for question, value in one.by_question(k).items() if question in shared] for one in bases]
+    return fmean(map(fmean, values)) if all(values) else None
 
 
 def _add_parts(row: Row, k: int | None, parts: Sequence[GainParts]) -> None:
@@ -289,9 +295,20 @@ def answer_to(entries: Sequence[Entry]) -> Answer | None:
 
 
 def names_of(entries: Sequence[Entry]) -> list[str]:
-    """What the method of each entry is called."""
-    labels = zip(entries, labels_of([entry.config for entry in entries]), strict=True)
-    return [(entry.method or label) + (f" ({entry.part})" if entry.part else "") for entry, label in labels]
+    """What the method of each entry is called. Settings of several sweeps that have one name and differ otherwise are told apart
+    by their sweeps."""
+    labels = labels_of([entry.config for entry in entries])
+    of_sweeps: dict[str, dict[str, set[str]]] = {}
+    for entry, label in zip(entries, labels, strict=True):
+        if entry.method:
+            of_sweeps.setdefault(entry.method, {}).setdefault(entry.run.path.parent.name, set()).add(label)
+    names = []
+    for entry, label in zip(entries, labels, strict=True):
+        alike = of_sweeps.get(entry.method or "", {})
+        differs = len({frozenset(one) for one in alike.values()}) > 1
+        name = f"{entry.method} ({entry.run.path.parent.name})" if differs else entry.method or label
+        names.append(name + (f" ({entry.part})" if entry.part else ""))
+    return names
 
 
 def labels_of(configs: Sequence[RunConfig]) -> list[str]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
 from typing import Any
 
-from microrl.evaluation.intervals import Estimate
+from microrl.evaluation.intervals import Estimate, named
 from microrl.evaluation.power import SEED_SD
-from microrl.evaluation.result import Result
-from microrl.evaluation.seeds import difference, holm
+from microrl.evaluation.result import Result, clusters, in_clusters
+from microrl.evaluation.seeds import difference, holm, questions_part
 from microrl.terminal import counted
 
 SEEDS = 5
@@ -31,7 +31,7 @@ class Method:
     results: Mapping[int, Result]
     planned: int = 0
     is_untrained: bool = False
-    """Whether none of its runs changed a weight."""
+    """Whether none of its runs changed a weight, and so each is the untouched model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Pair:
     seeds: tuple[int, int]
     questions: int
     difference: Estimate | None
+    clusters: int = 0
+    """Of the questions; as many as these where none are alike."""
     p: float | None = None
     """Of no difference; agrees with the interval."""
     p_adjusted: float | None = None
@@ -57,7 +59,8 @@ class Pair:
     def to_json(self) -> dict[str, Any]:
         return {
             "first": self.first, "second": self.second, "seeds": list(self.seeds), "questions": self.questions,
-            "difference": self.difference and self.difference.to_json(), "p": self.p, "p_adjusted": self.p_adjusted,
+            "clusters": self.clusters, "difference": self.difference and self.difference.to_json(),
+            "p": self.p, "p_adjusted": self.p_adjusted,
             "told_apart": self.is_told_apart,
             "detectable": self.detectable and {"seeds": self.detectable[0], "difference": self.detectable[1]},
         }  # fmt: skip
@@ -121,7 +124,7 @@ def _of_two(pair: Pair) -> str:
     assert pair.difference is not None
     least, most = sorted(pair.seeds)
     rests = f"{counted(most, 'seed')} each" if least == most else f"{least} and {most} seeds"
-    rests += f", {counted(pair.questions, 'problem')}"
+    rests += f", {counted(pair.questions, 'problem')}{in_clusters(pair.questions, pair.clusters)}"
     if not pair.is_told_apart:
         text = f"{_capital(first)} and {second} cannot be told apart ({second} has {pair.difference.points()}; {rests})"
         if pair.detectable is not None:
@@ -162,33 +165,42 @@ def _pair(first: Method, second: Method) -> Pair:
     sides = [[one.by_question() for one in group] for group in groups]
     seeds = len(sides[0]), len(sides[1])
     shared = set.intersection(*(set(run) for side in sides for run in side))
+    labels = named(sorted(shared), clusters([*groups[0], *groups[1]]))
     estimate, p = difference(groups[0], groups[1]) or (None, None)
-    detectable = _detectable(sides, sorted(shared), seeds)
-    return Pair(first.name, second.name, seeds, len(shared), estimate, p, detectable=detectable)
+    detectable = _detectable(sides, sorted(shared), labels, seeds)
+    count = len(set(labels)) if labels is not None else len(shared)
+    return Pair(first.name, second.name, seeds, len(shared), estimate, count, p, detectable=detectable)
 
 
 def _detectable(
-    sides: Sequence[Sequence[Mapping[str, float]]], shared: Sequence[str], seeds: tuple[int, int]
+    sides: Sequence[Sequence[Mapping[str, float]]],
+    shared: Sequence[str],
+    labels: Sequence[Hashable] | None,
+    seeds: tuple[int, int],
 ) -> tuple[int, float] | None:
-    """(seeds a method, difference that they would show nine times in ten on these questions).
+    """(seeds a method, difference that they would show nine times in ten on these questions, in these clusters).
 
     From the scatter of the questions' differences, as it is with today's seeds, which is careful; and from the deviation between
     seeds, as measured or as `power.SEED_SD` assumes, whichever is larger. Quantiles are Student's, as in the interval.
     """
+    import numpy as np
     from scipy import special
 
     if len(shared) < 2:
         return None
     planned = SEEDS if max(seeds) < SEEDS else 2 * max(seeds)
     means = [[fmean(run[question] for run in side) for question in shared] for side in sides]
-    of_questions = variance([after - before for before, after in zip(*means, strict=True)]) / len(shared)
+    changes_Q = np.array([after - before for before, after in zip(*means, strict=True)])
+    variance_of_mean, freedom = questions_part(changes_Q, labels)
+    if not freedom > 0:
+        return None
     between = 0.0
     for side in sides:
         by_seed = [fmean(run[question] for question in shared) for run in side]
         between += max(variance(by_seed) if len(by_seed) > 1 else 0.0, SEED_SD**2) / planned
-    quantiles = (float(special.stdtrit(len(shared) - 1, 0.975)), float(special.stdtrit(2 * (planned - 1), 0.975)))
-    half = math.sqrt(of_questions * quantiles[0] ** 2 + between * quantiles[1] ** 2)
-    size = half + POWER_Z * math.sqrt(of_questions + between)
+    quantiles = (float(special.stdtrit(freedom, 0.975)), float(special.stdtrit(2 * (planned - 1), 0.975)))
+    half = math.sqrt(variance_of_mean * quantiles[0] ** 2 + between * quantiles[1] ** 2)
+    size = half + POWER_Z * math.sqrt(variance_of_mean + between)
     return (planned, size) if size < 1 else None
 
 
@@ -205,8 +217,10 @@ def _seeds(methods: Sequence[Method]) -> list[str]:
         return []
     if len(single) == len(methods):
         return ["As each method has one seed only, this is said of these runs, and nothing can be said of other seeds."]
-    has = "has" if len(single) == 1 else "have"
-    return [f"As {_listed(single)} {has} one seed only, it is taken to vary between seeds as much as what it is compared with."]
+    has, each = ("has", "it is") if len(single) == 1 else ("have", "each is")
+    said = f"As {_listed(single)} {has} one seed only, {each} taken to vary between seeds as much as what it is compared with"
+    between = "; between two of one seed, this is said of these runs alone, and nothing of other seeds"
+    return [f"{said}{between if len(single) > 1 else ''}."]
 
 
 def _gaps(methods: Sequence[Method]) -> list[str]:

@@ -40,7 +40,7 @@ def hierarchical(runs: Sequence[Run], *, samples: int, k: int = 1, clusters: Map
     table_SQ = _table(runs, shared)
     means = table_SQ.mean(axis=0)
     within = mean_share(means.clip(0, 1).tolist(), samples=samples * len(runs), k=k, clusters=labels)
-    parts = _parts(_of_questions(means, labels), _of_seeds([table_SQ], labels), TAIL)
+    parts = _parts(questions_part(means, labels), _of_seeds([table_SQ], labels), TAIL)
     total = sum(variance for variance, _ in parts)
     half = sum(variance * quantile for variance, quantile in parts) / math.sqrt(total) if total else 0.0
     return _widened(within, half, bounds=(0.0, 1.0))
@@ -73,7 +73,7 @@ def hierarchical_gain(
     differences_Q = tables[1].mean(axis=0) - tables[0].mean(axis=0)
     within = gain_interval(differences_Q.tolist(), labels, samples=samples * min(len(before), len(after)), k=k)
     of_seeds = _of_seeds(tables[1:] if is_fixed else tables, labels)
-    of_questions = _of_questions(differences_Q, labels)
+    of_questions = questions_part(differences_Q, labels)
 
     def interval(tail: float) -> Estimate:
         squared = sum(variance * quantile**2 for variance, quantile in _parts(of_questions, of_seeds, tail))
@@ -201,7 +201,7 @@ def _between(table_SQ: NDArray, clusters: Sequence[Hashable] | None) -> tuple[fl
     return float(table_SQ.mean(axis=1).var(ddof=1)), scatter
 
 
-def _of_questions(values_Q: NDArray, clusters: Sequence[Hashable] | None) -> tuple[float, float]:
+def questions_part(values_Q: NDArray, clusters: Sequence[Hashable] | None) -> tuple[float, float]:
     """(variance of the mean over questions, degrees of freedom)."""
     if clusters is None:
         return float(values_Q.var(ddof=1)) / len(values_Q) if len(values_Q) > 1 else math.inf, len(values_Q) - 1

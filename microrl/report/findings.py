@@ -92,6 +92,8 @@ def _of_events(history: History, *, is_clear: bool) -> Iterator[RunFinding]:
     resumed = max((number for number, event in enumerate(history.events) if event.kind == "resumed"), default=-1)
     alike_events: dict[tuple[str, str, bool], list[Event]] = {}
     for number, event in enumerate(history.events):
+        if number < resumed and _is_made_up_for(history, event):
+            continue
         if event.kind in EVENTS and not (event.details.get("rule") == "useful_groups" and is_told):
             event = replace(event, message=_skipped(history, event)) if event.kind == "update skipped" else event
             is_past = event.kind in ENDINGS and number < resumed
@@ -108,6 +110,14 @@ def _of_events(history: History, *, is_clear: bool) -> Iterator[RunFinding]:
         yield RunFinding(
             kind, shown_text(message), advice, is_serious, len(events), "" if kind == "evaluation cut" else steps_said(steps)
         )
+
+
+def _is_made_up_for(history: History, event: Event) -> bool:
+    """Whether a process that has resumed the run since has made the evaluation for which there was too little time."""
+    if event.kind != "evaluation cut":
+        return False
+    is_missing = event.details.get("questions") == 0 and history.evaluated.before is None
+    return event.details.get("side") == "after" or (event.details.get("questions") == 0 and not is_missing)
 
 
 def _skipped(history: History, event: Event) -> str:
@@ -149,7 +159,8 @@ def _killed(history: History) -> Iterator[RunFinding]:
     """A run without a summary has neither ended nor failed; events of an earlier process do not explain its end."""
     if history.has_ended or history.is_running:
         return
-    done = f"after {counted(len(history.rows), 'finished step')}" if history.rows else "before its first step was finished"
+    sft = f"after {counted(history.sft_steps, 'SFT step')}" if history.sft_steps else "before its first step was finished"
+    done = f"after {counted(len(history.rows), 'finished step')}" if history.rows else sft
     beat = heartbeat.read(history.path)
     last_s = max([beat.elapsed_s, *(row.get("budget/elapsed_s") or 0.0 for row in history.rows[-1:])])
     last = f". Its last sign of life came {clock(last_s)} into the run" if last_s else ""
@@ -219,9 +230,10 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[RunFinding]:
     setting, ended, made = history.setting, history.summary, history.sft_steps
     more = "give the run more time: --hours"
     wanted = setting("sft.steps")
-    if ended is not None and ended.sft is not None and isinstance(wanted, int) and made < wanted:
-        minutes = setting("sft.minutes")
+    minutes, is_over = setting("sft.minutes"), ended is not None and ended.status in ("done", "stopped")
+    if is_over and ended is not None and ended.sft is not None and isinstance(wanted, int) and made < wanted:
         advice = more if minutes is None else f"raise sft.minutes (now {minutes:g})"
+        advice += "" if setting("sft.only") else ", in a new run"
         yield RunFinding("SFT cut", f"only {made} of {wanted} SFT steps were made before their time was up", advice, not is_clear)
     only_sft = bool(setting("sft.only"))
     bound = wanted if only_sft else setting("budget.steps")
@@ -242,6 +254,8 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[RunFinding]:
             "few updates", f"{only}{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear
         )
     hours = ended.hours_budget if ended is not None else None
+    if only_sft and minutes is not None:
+        hours = None  # its own time ended it
     if ended is not None and is_done and bound is None and hours and ended.hours_spent < (1 - UNUSED) * hours:
         left, steps_s = hours - ended.hours_spent, history.series("time/step")[1]
         evaluation_s = finite(history.evaluations.get(names.AFTER, {}).get("seconds")) or 0.0

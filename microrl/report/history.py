@@ -112,6 +112,8 @@ class History:
     notes: list[str]
     """What could not be read."""
     is_running: bool = False
+    sft_logged: int = 0
+    """Lines of `sft.jsonl`."""
     gain_parts: GainParts | None = None
     """Where the gain comes from, as it is stored with the evaluation after training."""
 
@@ -160,6 +162,7 @@ class History:
             inspection=tree(names.INSPECTION),
             notes=notes,
             is_running=ending is None and not follow.is_over(path) and follow.is_alive(path),
+            sft_logged=sum(1 for _ in _lines(path / names.SFT, [])),
         )
         history.gain_parts = history.checked(GainParts.read(history.evaluations.get(names.AFTER, {}).get(PARTS_KEY)))
         if written is not None and _is_changed(path / names.METRICS, written):
@@ -221,8 +224,10 @@ class History:
 
     @property
     def sft_steps(self) -> int:
-        """Steps of the supervised phase, as far as the run has ended."""
-        return self.summary.sft.steps if self.summary is not None and self.summary.sft is not None else 0
+        """Steps of the supervised phase."""
+        if self.summary is not None:
+            return self.summary.sft.steps if self.summary.sft is not None else 0
+        return self.sft_logged
 
     def entropies(self) -> tuple[float, float, float] | None:
         """Entropy on the held-out questions before and after training, nats per token, and the relative change: dH_rel of micro,

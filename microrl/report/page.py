@@ -64,7 +64,10 @@ def page(
         pairs=[] if answer is None else several.compared(answer),
         trials=several.outcomes(histories) if title else [],
         by_setting=[(shown_text(name), f"{one.mean:.3f}", "[{:.3f}, {:.3f}]".format(*one.ci95)) for name, one in by_setting],
-        runs=[(name, judge(history).sentences, facts(history)) for name, history in zip(names, histories, strict=True)],
+        runs=[
+            (name, judge(history).sentences, known)
+            for name, history, known in zip(names, histories, _side_by_side([facts(one) for one in histories]), strict=True)
+        ],
         figures=_drawn(histories, axes, by_setting),
         axes=[(by, figures.AXES[by]) for by in axes],
         own_axis=figures.OWN_AXIS,
@@ -95,6 +98,13 @@ def write(histories: Sequence[History], target: Path, by_setting: Sequence[tuple
     with written_whole(target) as temporary:
         temporary.write_bytes(text)
     return len(text)
+
+
+def _side_by_side(of_runs: Sequence[Sequence[tuple[str, str]]]) -> list[list[tuple[str, str]]]:
+    """The facts of each run, all with the same names in the same order; empty where a run has no such fact."""
+    by_length = sorted(of_runs, key=len, reverse=True)
+    names = dict.fromkeys(name for known in by_length for name, _ in known)
+    return [[(name, dict(known).get(name, "")) for name in names] for known in of_runs]
 
 
 def _origins(history: History) -> list[tuple[str, list[str]]]:

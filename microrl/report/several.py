@@ -69,7 +69,8 @@ def answer_of(
     results: dict[str, dict[int, Result]] = {name: {} for name in planned or ()}
     for name, seed, result, _ in runs:
         results.setdefault(name, {})[seed] = result
-    trained = {name for name, _, _, history in runs if not learned_nothing(history)}
+    # What has not learned and started from another run is no untouched model.
+    trained = {name for name, _, _, history in runs if not learned_nothing(history) or history.setting("init")}
     methods = [
         Method(name, results_by_seed, (planned or {}).get(name, 0), is_untrained=name not in trained)
         for name, results_by_seed in results.items()

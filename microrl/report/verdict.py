@@ -159,6 +159,8 @@ def _missing(history: History) -> str:
     if history.summary is None and history.has_ended:
         return f"{names.SUMMARY} is damaged"
     before, after = history.evaluated.before, history.evaluated.after
+    if before is None and names.BEFORE in history.evaluations:
+        return "The evaluation after training is missing"
     if before is None:
         return f"The evaluation{' before' if after else 's before and after'} training {'is' if after else 'are'} missing"
     return f"The evaluation after training is missing (accuracy before training: {before.accuracy:.3f})"

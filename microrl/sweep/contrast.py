@@ -67,7 +67,13 @@ def answer_of(folder: SweepFolder) -> Answer | None:
         (method(folder, line.trial), line.trial.values[SEED], result, History.load(folder.trial(line.trial.name)))
         for line, result in _ended(folder)
     ]
-    return several.answer_of(runs, "trial", planned=Counter(method(folder, trial) for trial in folder.plan.trials))
+    unequal = "Halving has given each setting that it dropped less time than those it kept: the times are not equal."
+    return several.answer_of(
+        runs,
+        "trial",
+        planned=Counter(method(folder, trial) for trial in folder.plan.trials),
+        notes=[unequal] if folder.plan.strategy == "halving" else [],
+    )
 
 
 def contrasts(folder: SweepFolder) -> list[Contrast]:

@@ -59,13 +59,15 @@ def evaluate_before(run: Run) -> None:
         left, fraction = run.budget.left_s(), run.budget.before_fraction
         run.before = _evaluate(run, BASE, "before", run.held_out, lambda: None if left is None else left * fraction)
         if run.before is None and run.held_out:
-            run.announce("evaluation cut", "there was no time for the evaluation before training: no gain will be measured")
+            said = "there was no time for the evaluation before training: no gain will be measured"
+            run.announce("evaluation cut", said, side="before", questions=0)
         elif run.before is not None and len(run.before.right) < len(run.held_out):
             run.announce(
                 "evaluation cut",
                 f"before training, only {len(run.before.right)} of {len(run.held_out)} questions were evaluated, since that may "
                 f"take at most {run.budget.before_fraction:.0%} of the time; the gain is measured on those",
-            )
+                side="before", questions=len(run.before.right),
+            )  # fmt: skip
     run.forecast.evaluated(run.before)
     run.expect_end()
     if run.state.step == 0:
@@ -118,7 +120,8 @@ def evaluate_after(run: Run) -> None:
             "evaluation cut",
             f"after training, there was time for only {count} of {len(asked)} questions"
             + ("; the gain is measured on those" if count else f"; to evaluate the adapter: microrl eval {run.folder.path}"),
-        )
+            side="after", questions=count,
+        )  # fmt: skip
 
 
 def _record_gain_parts(run: Run, before: Result, after: Result) -> None:

@@ -102,7 +102,9 @@ def _begin(run: Run, *, resume: bool) -> None:
     """Record the environment and announce the run. Raises UserError if loading has used up the budget before the first step."""
     _require_time_to_evaluate(run)
     adapter = run.policy.adapter.summary()
-    (run.folder.path / names.SUMMARY).unlink(missing_ok=True)
+    stale = [names.SUMMARY, *(f"{names.EVAL}/{names.AFTER}{suffix}" for suffix in (".json", ".jsonl.gz"))]
+    for name in stale:  # of weights that an earlier process of the run ended with
+        (run.folder.path / name).unlink(missing_ok=True)
     with run.folder.tolerate_write_errors(names.ENVIRONMENT, run.announce):
         path, trainable = run.folder.path / names.ENVIRONMENT, run.policy.trainable
         engine, card = run.engine.name, gpu.name()

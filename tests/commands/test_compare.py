@@ -10,7 +10,7 @@ import pytest
 from made_answers import BOXED, UNBOXED, UNFINISHED, WRONG, store
 from made_run import ending
 
-from microrl.commands.compare import Entry, compare, labels_of
+from microrl.commands.compare import Entry, compare, labels_of, names_of
 from microrl.config import RunConfig, catalogue, resolve
 from microrl.evaluation.estimators import pass_at_k
 from microrl.evaluation.result import Result, gains
@@ -390,3 +390,32 @@ def test_the_parts_of_the_gain_have_columns(tmp_path, inside):
     texts = [f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" for mean, low, high in cells]
     assert " | ".join(texts) in inside("compare", *runs, "--as", "markdown").stdout
     assert "  ".join(texts) in inside("compare", *runs).stdout, "the second table"
+
+
+def test_settings_of_two_sweeps_with_one_name_are_one_method_only_if_they_are_equal(tmp_path):
+    """A sweep names its settings by what it varies, and not by what its presets or --set fix."""
+    for sweep in ("first", "second"):
+        (tmp_path / sweep).mkdir()
+    ends = [(sweep, seed, rank) for sweep, seeds in (("first", (0, 1)), ("second", (2, 3))) for seed in seeds for rank in (4, 8)]
+    same, other = [], []
+    for sweep, seed, rank in ends:
+        entry = made(tmp_path / sweep, f"r{rank}-seed{seed}", seed=seed, rank=rank)[0]
+        same.append(Entry.of(entry.run, None, f"lora rank {rank}"))
+        if sweep == "second":
+            tree = entry.run.config()
+            entry.run.write_config(tree | {"loss": resolve((), {"loss.kind": "dapo"}).loss.model_dump(mode="json")})
+        other.append(Entry.of(entry.run, None, f"lora rank {rank}"))
+    assert set(names_of(same)) == {"lora rank 4", "lora rank 8"}
+    assert set(names_of(other)) == {f"lora rank {rank} ({sweep})" for rank in (4, 8) for sweep in ("first", "second")}
+    assert [row.seeds for row in compare(other, published=False) if row.metric == "avg@16"] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+def test_the_base_is_of_the_questions_that_the_value_is_of(tmp_path):
+    entry, base, ours = made(tmp_path, "one")
+    path = next((tmp_path / "one" / "eval").glob("*.json"))
+    tree = json.loads(path.read_text())
+    ours.right = dict(list(ours.right.items())[:10])
+    path.write_text(json.dumps({**tree, **ours.to_json()}))
+    row = compare([entry], published=False)[0]
+    assert row.questions == 10 and row.base == pytest.approx(sum(list(base.right.values())[:10]) / 160)
+    assert row.value.mean - row.base == pytest.approx(row.gain.mean)

@@ -53,6 +53,35 @@ def test_one_seed_missing_trials_and_other_questions_are_said():
     assert answer([method("a", [0.5])]) is None
 
 
+def test_between_two_methods_of_one_seed_nothing_is_said_of_other_seeds():
+    """Also where a third one has several, of which the two are taken to vary as much."""
+    found = answer([method("a", [0.3]), method("b", [0.6]), method("c", [0.45] * 3)])
+    assert "As a and b have one seed only, each is taken to vary" in found.text
+    assert "between two of one seed, this is said of these runs alone, and nothing of other seeds" in found.text
+    assert "between two of one seed" not in answer([method("a", [0.3]), method("c", [0.45] * 3)]).text
+
+
+def test_what_more_seeds_would_detect_goes_by_clusters():
+    """More seeds make no more kinds of questions."""
+    pair = [method("a", [0.5] * 3), method("b", [0.5] * 3)]
+    draw = random.Random(0)
+    for one in pair:
+        shift = [draw.gauss(0, 1.5) for _ in range(8)]  # what a method does to a question, it does to all of its kind
+        for result in one.results.values():
+            result.clusters = {f"q{number}": str(number // 8) for number in range(64)}
+            result.right = {
+                name: min(max(count + round(shift[int(name[1:]) // 8]), 0), 8) for name, count in result.right.items()
+            }
+    found = answer(pair)
+    assert "64 problems in 8 clusters)" in found.text and found.pairs[0].to_json()["clusters"] == 8
+    low, high = found.pairs[0].difference.ci95
+    assert found.pairs[0].detectable[1] > 0.4 * (high - low), "no less than half of the interval's width, by much"
+    for one in pair:
+        for result in one.results.values():
+            result.clusters = {}
+    assert answer(pair).pairs[0].detectable[1] < 0.7 * found.pairs[0].detectable[1]
+
+
 def test_of_many_the_best_is_told_from_the_rest_and_the_number_of_comparisons_is_said():
     found = answer([method("a", [0.2] * 3), method("b", [0.6] * 3), method("c", [0.6] * 3), method("d", [0.4] * 3)])
     assert found.best in ("b", "c") and "adjusted for 6 comparisons" in found.text and len(found.pairs) == 5

@@ -188,6 +188,26 @@ def test_runs_of_one_name_are_told_apart(few_figures, tmp_path):
 
 
 @pytest.mark.slow
+def test_facts_that_only_some_runs_have_stand_under_their_names(few_figures, tmp_path):
+    """A run of SFT alone has no loss, and a distilled one has a teacher."""
+    folders = [make(tmp_path / name, steps=2) for name in ("rl", "sft", "distilled")]
+    changes = [{}, {"sft": {"only": True, "batch": 16}}, {"distill": {"teacher": "runs/teacher-0"}}]
+    for folder, change in zip(folders, changes, strict=True):
+        tree = json.loads((folder / "config.json").read_text())
+        for section, values in change.items():
+            tree[section] |= values
+        (folder / "config.json").write_text(json.dumps(tree))
+    ended = json.loads((folders[1] / "summary.json").read_text())
+    (folders[1] / "summary.json").write_text(json.dumps(ended | {"sft": {"steps": 50, "seconds": 9.0}}))
+    for order in ((0, 1, 2), (1, 0), (2, 0)):
+        text = page([History.load(folders[number]) for number in order])
+        rows = dict(re.findall(r'<tr><th scope="row">(\w+)</th>(.*?)</tr>', text))
+        for name, sign, owner in (("SFT", "50 steps", 1), ("teacher", "runs/teacher-0", 2)):
+            cells = [sign in cell for cell in re.findall(r"<td.*?</td>", rows[name])] if owner in order else []
+            assert cells == [number == owner for number in order][: len(cells)], (order, name)
+        assert "seed" in rows and "runs/teacher-0" not in rows["sampling"]
+
+
 def test_a_dollar_sign_in_a_runs_name_is_no_mathematics(few_figures, tmp_path):
     names = ["$x_{", "cheap $1 and $2"]
     figures.save_all([History.load(make(tmp_path / name)) for name in names], tmp_path / "figures")

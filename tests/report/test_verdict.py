@@ -294,6 +294,53 @@ time.sleep(60)
 """
 
 
+def test_a_killed_run_is_told_what_it_had_done(tmp_path):
+    """SFT, and the evaluation before training, though there is no summary."""
+
+    def dead(path):
+        return replace(History.load(path), is_running=False)  # without a lock, a fresh folder is taken for that of a live one
+
+    found = history(tmp_path / "1", steps=1)
+    (found.path / "summary.json").unlink()
+    (found.path / "metrics.jsonl").write_text("")
+    (found.path / "sft.jsonl").write_text('{"step": 0}\n' * 100)
+    said = " ".join(judge(dead(found.path)).lines())
+    assert "ended after 100 SFT steps" in said and "Nothing was trained" not in said and "before its first step" not in said
+    found = history(tmp_path / "2")
+    (found.path / "summary.json").unlink()
+    (found.path / "eval/held-out-before.json").write_text("{}")
+    said = " ".join(judge(dead(found.path)).sentences)
+    assert "The evaluation after training is missing: whether" in said
+
+
+def test_what_a_resumed_run_has_made_up_for_is_not_told(tmp_path):
+    """Too little time for an evaluation, of which the process that resumed the run made a new one."""
+    after = {"kind": "evaluation cut", "message": "only 16 of 64 questions", "side": "after", "questions": 16}
+    never = {"kind": "evaluation cut", "message": "there was no time", "side": "before", "questions": 0}
+    partly = {"kind": "evaluation cut", "message": "only 20 of 64 questions", "side": "before", "questions": 20}
+    events = [after, never, partly, {"kind": "resumed", "message": "continuing at step 20", "step": 20}]
+    verdict = judge(history(tmp_path / "1", events=events, **gained(UNCLEAR)))
+    assert [one.message for one in verdict.findings if one.kind == "evaluation cut"] == ["only 20 of 64 questions"]
+    verdict = judge(history(tmp_path / "2", events=[never, events[-1]], eval={"before": None, "after": None}))
+    assert "evaluation cut" in {one.kind for one in verdict.findings}, "no other one was made"
+    assert "evaluation cut" in kinds(history(tmp_path / "3", events=[events[-1], after], **gained(UNCLEAR)))
+
+
+def test_sft_that_was_interrupted_or_had_its_own_minutes_is_not_told_to_take_more_hours(tmp_path):
+
+    def found(number, config, **summary):
+        one = history(tmp_path / str(number), steps=1, config={"sft.only": True, **config}, **summary)
+        one.rows.clear()
+        return kinds(one)
+
+    sft = {"steps": 6, "seconds": 9.0}
+    assert "SFT cut" in found(1, {"sft.steps": 100}, sft=sft)
+    assert "SFT cut" not in found(2, {"sft.steps": 100}, sft=sft, status="interrupted")
+    ended = {"sft": sft, "hours_budget": 1.0, "hours_spent": 0.1}
+    assert "budget unused" in found(3, {"sft.steps": None}, **ended)
+    assert "budget unused" not in found(4, {"sft.steps": None, "sft.minutes": 5.0}, **ended)
+
+
 def test_a_killed_run_is_known_at_once_by_its_lock(tmp_path):
     folder = make(tmp_path / "run")
     (folder / "summary.json").unlink()
